@@ -1,0 +1,169 @@
+"""Frozen configurations of targets and drafters.
+
+Everything that can be wrong with a configuration is said here, in one line, before anything is
+compiled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+HEADS = ("none", "vanilla", "gated", "rnn")
+HeadKind = Literal["none", "vanilla", "gated", "rnn"]
+
+
+class InputError(ValueError):
+    """Something a user gave is wrong: one line that says what, where and what was expected."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises `InputError(message)` unless `condition` holds."""
+    if not condition:
+        raise InputError(message)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rope:
+    """Rotary position embedding: plain, or with the frequency scaling of Llama 3."""
+
+    theta: float = 10_000.0
+    scaling: Literal["default", "llama3"] = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
+
+    def frequencies(self, head_dim: int) -> list[float]:
+        """Radians per position of each of the `head_dim / 2` rotated pairs."""
+        plain = [self.theta ** (-2 * i / head_dim) for i in range(head_dim // 2)]
+        return plain if self.scaling == "default" else [self._llama3(f) for f in plain]
+
+    def _llama3(self, frequency: float) -> float:
+        wavelength = 2 * math.pi / frequency
+        turns = self.original_max_position / wavelength
+        if turns < self.low_freq_factor:
+            return frequency / self.factor
+        if turns > self.high_freq_factor:
+            return frequency
+        smooth = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        return (1 - smooth) * frequency / self.factor + smooth * frequency
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig:
+    """Sizes that a target and its drafter have in common."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope: Rope = Rope()
+    norm_eps: float = 1e-6
+
+    def __post_init__(self):
+        for field in dataclasses.fields(TransformerConfig):
+            value = getattr(self, field.name)
+            if field.type == "int":
+                require(
+                    isinstance(value, int) and value > 0,
+                    f"{field.name}={value!r}: expected a whole number above 0",
+                )
+        require(
+            self.num_heads % self.num_kv_heads == 0,
+            f"num_heads={self.num_heads}: expected a multiple of num_kv_heads={self.num_kv_heads}",
+        )
+        require(self.head_dim % 2 == 0, f"head_dim={self.head_dim}: expected an even number")
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share one key/value head."""
+        return self.num_heads // self.num_kv_heads
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetConfig(TransformerConfig):
+    """A dense decoder: Qwen3 (`qk_norm`) or Llama, with tied or untied embeddings."""
+
+    model_type: Literal["qwen3", "llama"] = "qwen3"
+    tie_embeddings: bool = False
+    max_position: int = 4096
+    stop_token_ids: tuple[int, ...] = ()
+
+    @property
+    def qk_norm(self) -> bool:
+        return self.model_type == "qwen3"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DrafterConfig(TransformerConfig):
+    """A DSpark drafter; with `head="none"` and no confidence head it is DFlash.
+
+    `target_layer_ids` are 0-based decoder layers of the target, -1 being the embedding output.
+    The last layer is not allowed: reference checkpoints cannot tap it before the final norm.
+    """
+
+    block_size: int
+    mask_token_id: int
+    target_layer_ids: tuple[int, ...]
+    num_target_layers: int
+    head: HeadKind = "vanilla"
+    markov_rank: int = 256
+    confidence_head: bool = True
+    confidence_with_markov: bool = True
+    num_anchors: int = 512
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in ("block_size", "num_anchors"):
+            value = getattr(self, name)
+            require(value >= 1, f"{name}={value}: expected a whole number above 0")
+        require(
+            0 <= self.mask_token_id < self.vocab_size,
+            f"mask_token_id={self.mask_token_id}: expected an id in 0..{self.vocab_size - 1}",
+        )
+        last = self.num_target_layers - 1
+        ids = self.target_layer_ids
+        require(len(ids) > 0, "target_layer_ids is empty: expected at least one layer to tap")
+        require(
+            all(-1 <= i < last for i in ids) and len(set(ids)) == len(ids),
+            f"target_layer_ids={list(ids)}: expected different layers in -1..{last - 1}"
+            f" (the last layer, {last}, cannot be tapped)",
+        )
+        require(self.head in HEADS, f"head={self.head!r}: expected one of {', '.join(HEADS)}")
+        require(
+            (self.markov_rank > 0) == (self.head != "none"),
+            f"markov_rank={self.markov_rank} with head={self.head!r}: expected rank 0 exactly when"
+            " there is no sequential head",
+        )
+        require(
+            self.markov_rank > 0 or not (self.confidence_head and self.confidence_with_markov),
+            "markov_rank=0 with a confidence head that reads the Markov embedding: expected"
+            " markov_rank > 0 or confidence_with_markov=false",
+        )
+
+    @classmethod
+    def for_target(cls, target: TargetConfig, **settings) -> DrafterConfig:
+        """A drafter with the target's widths, heads and RoPE; `settings` are the other fields."""
+        fields: dict[str, Any] = {"num_target_layers": target.num_layers}
+        for field in dataclasses.fields(TransformerConfig):
+            if field.name != "num_layers":
+                fields[field.name] = getattr(target, field.name)
+        return cls(**(fields | settings))
+
+    def check_fits(self, target: TargetConfig) -> None:
+        """Raises `InputError` when this drafter was made for another target."""
+        for mine, theirs, what in (
+            (self.hidden_size, target.hidden_size, "hidden_size"),
+            (self.vocab_size, target.vocab_size, "vocab_size"),
+            (self.num_target_layers, target.num_layers, "num_target_layers"),
+        ):
+            require(
+                mine == theirs,
+                f"the drafter does not fit the target: {what} is {mine} in the drafter and"
+                f" {theirs} in the target",
+            )

@@ -1,0 +1,160 @@
+"""The DSpark drafter: a parallel backbone whose layers attend to injected target features.
+
+The target's tapped hidden states become one context H_ctx, from which every layer takes keys and
+values beside those of the block's own slots. All slots of a block are computed in one pass, each
+seeing the whole block; a sequential head (`heads`) then makes them depend on one another, and a
+confidence head (`confidence`) says how far to trust them. With `head="none"` this is DFlash.
+
+Slot k of a block anchored at position a has RoPE position a + k - 1 and predicts token a + k.
+Embedding and LM head are the target's.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from dspark_jax import kv_cache
+from dspark_jax.attention import anchor_attention, cached_attention
+from dspark_jax.config import DrafterConfig
+from dspark_jax.drafters import confidence, heads
+from dspark_jax.flat import FlatTokens
+from dspark_jax.kv_cache import KVCache
+from dspark_jax.layers import RopeAngles, ones, rms_norm, rope_angles
+from dspark_jax.params import spec
+from dspark_jax.targets.dense import Target
+from dspark_jax.transformer import Layer, block, key_value, layer_specs
+
+KeyValue = tuple[jax.Array, jax.Array]
+
+
+@struct.dataclass
+class Drafter:
+    """Trained parameters of a drafter."""
+
+    fc: jax.Array  # [L * D, D]
+    context_norm: jax.Array  # [D]
+    layers: tuple[Layer, ...]
+    norm: jax.Array  # [D]
+    head: heads.Markov | None
+    confidence: confidence.Confidence | None
+
+
+def specs(cfg: DrafterConfig) -> Drafter:
+    """Parameter specs of a drafter."""
+    d = cfg.hidden_size
+    return Drafter(
+        fc=spec((len(cfg.target_layer_ids) * d, d), (None, "embed")),
+        context_norm=spec((d,), (None,), ones),
+        layers=(layer_specs(cfg, qk_norm=True),) * cfg.num_layers,
+        norm=spec((d,), (None,), ones),
+        head=heads.specs(cfg),
+        confidence=confidence.specs(cfg),
+    )
+
+
+def create_cache(cfg: DrafterConfig, rows: int, length: int, dtype) -> tuple[KVCache, ...]:
+    """Empty context caches for `rows` rows of `length` positions."""
+    shape = (rows, cfg.num_kv_heads, length, cfg.head_dim)
+    return kv_cache.create(cfg.num_layers, shape, dtype)
+
+
+def context_key_values(
+    params: Drafter, features: jax.Array, positions: jax.Array, cfg: DrafterConfig
+) -> list[KeyValue]:
+    """Keys and values [..., G, H] of every layer from target features [..., L * D]."""
+    context = rms_norm(features @ params.fc, params.context_norm, cfg.norm_eps)
+    angles = rope_angles(positions, cfg.rope, cfg.head_dim)
+    return [key_value(layer, context, angles, cfg) for layer in params.layers]
+
+
+def append_context(
+    params: Drafter,
+    features: jax.Array,
+    flat: FlatTokens,
+    cache: tuple[KVCache, ...],
+    *,
+    cfg: DrafterConfig,
+) -> tuple[KVCache, ...]:
+    """Extends each row's context by the verified tokens of a target pass; features [C, L * D]."""
+    context = context_key_values(params, features, flat.positions, cfg)
+    return tuple(
+        kv_cache.append(old, flat.to_rows(k), flat.to_rows(v), flat.start)
+        for old, (k, v) in zip(cache, context, strict=True)
+    )
+
+
+def block_inputs(target: Target, anchor: jax.Array, *, block_size: int, mask_id: int) -> jax.Array:
+    """Embeddings [..., K, D] of blocks: the anchor token [...] and K - 1 mask tokens."""
+    masks = jnp.full((*anchor.shape, block_size - 1), mask_id, anchor.dtype)
+    return target.embed[jnp.concatenate([anchor[..., None], masks], axis=-1)]
+
+
+def _backbone(params: Drafter, x: jax.Array, angles: RopeAngles, cfg: DrafterConfig, attend):
+    """Layers and final norm; `attend(i, q, k, v)` is layer i's attention."""
+    for i, layer in enumerate(params.layers):
+        x = block(layer, x, angles, cfg, lambda q, k, v, i=i: attend(i, q, k, v))
+    return rms_norm(x, params.norm, cfg.norm_eps)
+
+
+def draft_hidden(
+    params: Drafter,
+    target: Target,
+    anchor: jax.Array,
+    position: jax.Array,
+    cache: tuple[KVCache, ...],
+    *,
+    cfg: DrafterConfig,
+) -> tuple[jax.Array, tuple[KVCache, ...]]:
+    """One block a row, for decoding.
+
+    The slots' keys and values are written behind the context, where the next verified tokens will
+    overwrite them.
+
+    Args:
+      anchor: [R] tokens that the target has emitted and no cache holds yet.
+      position: [R] their positions, which is also how much context each row has.
+      cache: the context caches; position + K <= S.
+    Returns:
+      (h [R, K, D], cache).
+    """
+    rows, size = anchor.shape[0], cfg.block_size
+    x = block_inputs(target, anchor, block_size=size, mask_id=cfg.mask_token_id)
+    angles = rope_angles(position[:, None] + jnp.arange(size), cfg.rope, cfg.head_dim)
+    limit = jnp.broadcast_to(position[:, None] + size, (rows, size))
+    caches = list(cache)
+
+    def attend(i, q, k, v):
+        caches[i] = kv_cache.append(caches[i], k, v, position)
+        return cached_attention(q, caches[i], limit)
+
+    return _backbone(params, x, angles, cfg, attend), tuple(caches)
+
+
+def training_hidden(
+    params: Drafter,
+    target: Target,
+    anchor: jax.Array,
+    position: jax.Array,
+    context: list[KeyValue],
+    *,
+    cfg: DrafterConfig,
+) -> jax.Array:
+    """Many blocks a sequence, for training.
+
+    Args:
+      anchor: [B, A] anchor tokens.
+      position: [B, A] their positions; a block sees context below its own.
+      context: keys and values [B, S, G, H] of each layer, from `context_key_values`.
+    Returns:
+      h [B, A, K, D].
+    """
+    x = block_inputs(target, anchor, block_size=cfg.block_size, mask_id=cfg.mask_token_id)
+    slots = position[..., None] + jnp.arange(cfg.block_size)
+    angles = rope_angles(slots, cfg.rope, cfg.head_dim)
+
+    def attend(i, q, k, v):
+        return anchor_attention(q, context[i], (k, v), position)
+
+    return _backbone(params, x, angles, cfg, attend)

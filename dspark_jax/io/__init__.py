@@ -1,0 +1,1 @@
+"""Files: Hugging Face checkpoints, tokenizers and chat templates."""

@@ -1,0 +1,76 @@
+"""Command lines: typed settings from arguments, and errors as one line on stderr.
+
+Settings are frozen dataclasses; each field is an option, its docstring the help. Nested groups keep
+their heading in `--help`, and their options have no prefix.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import tyro
+
+from dspark_jax.config import InputError
+
+T = TypeVar("T")
+
+
+def parse(
+    kind: type[T], args: Sequence[str], *, default: T | None = None, prog: str, description: str
+) -> T:
+    """Settings of class `kind` from command-line arguments.
+
+    Args:
+      default: where arguments leave a field open; without it, the defaults of the class.
+    Raises:
+      InputError: what is wrong with the arguments, in one line.
+      SystemExit: after `--help`.
+    """
+    printed, columns = io.StringIO(), os.environ.get("COLUMNS")
+    wanted = {"prog": prog, "description": description, "config": (tyro.conf.OmitArgPrefixes,)}
+    if default is not None:
+        wanted["default"] = default
+    if not {"-h", "--help"} & set(args):
+        os.environ["COLUMNS"] = "10000"  # an error is not to be broken into lines
+    try:
+        with contextlib.redirect_stderr(printed):
+            return tyro.cli(kind, args=list(args), **wanted)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise InputError(_one_line(printed.getvalue())) from None
+    finally:
+        if columns is None:
+            os.environ.pop("COLUMNS", None)
+        else:
+            os.environ["COLUMNS"] = columns
+
+
+def _one_line(box: str) -> str:
+    """The message in one of tyro's boxes: its first paragraph, and the option it is about."""
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip("│ ") for line in box.splitlines()]
+    lines = [line for line in lines if line and not line.startswith("╭")]
+    end = next((i for i, line in enumerate(lines) if set(line) <= set("─╰╯├┤")), len(lines))
+    message = re.sub(r"^Error parsing (?!-)[^:]*: ", "", " ".join(lines[:end])).rstrip(".")
+    about = lines[end + 1 : end + 3]
+    match about:
+        case ["Argument helptext:", option]:
+            return f"{message}, expected {' '.join(option.split())}"
+        case ["Perhaps you meant:", option]:
+            return f"{message}; perhaps you meant {' '.join(option.split())}"
+    return message
+
+
+def run(main: Callable[[], int]) -> int:
+    """Exit code of `main`: its own, or 2 after an `InputError`, which is printed in one line."""
+    try:
+        return main()
+    except InputError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2

@@ -1,0 +1,127 @@
+"""Tokenizers and chat templates, by way of transformers and without PyTorch."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dspark_jax.config import InputError, require
+from dspark_jax.io.hf import read_json, resolve
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+Messages = Sequence[Mapping[str, str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokenizer:
+    """Text to token ids and back, and chats as the model was trained to read them."""
+
+    folder: Path
+    backend: PreTrainedTokenizerFast
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The end-of-sequence id of the tokenizer's own configuration, if it names one."""
+        found = self.backend.eos_token_id
+        return () if found is None else (found,)
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that stand for text; a model's vocabulary may be padded beyond them."""
+        return len(self.backend)
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Ids of a text as it stands.
+
+        `special` lets the tokenizer's post-processor add its tokens (Llama's begin-of-text; Qwen3
+        has none). The text of a chat already holds them: encode it with `special=False`.
+        """
+        return self.backend.encode(text, add_special_tokens=special)
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """Text of `ids`; stop tokens and the like are left out unless `special`."""
+        text = self.backend.decode(
+            list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False
+        )
+        return str(text)
+
+    def chat(self, messages: Messages, *, thinking: bool = False) -> list[int]:
+        """Ids of a chat up to and with the generation prompt."""
+        text = self.chat_text(messages, generation_prompt=True, thinking=thinking)
+        return self.encode(text, special=False)
+
+    def chat_text(
+        self, messages: Messages, *, generation_prompt: bool, thinking: bool = False
+    ) -> str:
+        """A chat as text, by the chat template.
+
+        Args:
+          messages: each with `role` and `content`.
+          generation_prompt: whether the text ends in what the next assistant turn starts with.
+          thinking: whether that turn may think (templates without the switch ignore it).
+        Raises:
+          InputError: no chat template, or messages that it does not take.
+        """
+        import jinja2
+
+        require(
+            self.backend.chat_template is not None,
+            f"{self.folder}: the tokenizer has no chat template, expected chat_template.jinja or"
+            " chat_template in tokenizer_config.json; plain prompts need none",
+        )
+        _check_messages(messages)
+        try:
+            text = self.backend.apply_chat_template(
+                [dict(m) for m in messages],
+                tokenize=False,
+                add_generation_prompt=generation_prompt,
+                enable_thinking=thinking,
+            )
+        except jinja2.TemplateError as error:
+            reason = " ".join(str(error).split())
+            raise InputError(f"{self.folder}: the chat template refused: {reason}") from error
+        return str(text)
+
+
+def _check_messages(messages: Messages) -> None:
+    require(
+        isinstance(messages, Sequence) and not isinstance(messages, str) and len(messages) > 0,
+        "messages: expected a list with at least one message",
+    )
+    for number, message in enumerate(messages):
+        require(
+            isinstance(message, Mapping)
+            and all(isinstance(message.get(name), str) for name in ("role", "content")),
+            f"messages[{number}]: expected an object with the strings role and content",
+        )
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer in a Hugging Face folder or repository.
+
+    tokenizer.json is taken as it stands. (`AutoTokenizer` picks a class by tokenizer_config.json
+    or model type, and some of those replace the pre-tokenizer and post-processor by their own.)
+
+    Raises:
+      InputError: no such folder, or no readable tokenizer.json in it.
+    """
+    folder = resolve(path)
+    file, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    require(file.exists(), f"{folder}: no tokenizer.json in this folder")
+    require({"model", "added_tokens"} <= read_json(file).keys(), f"{file}: not a tokenizer")
+    if settings.exists():
+        read_json(settings)
+    # Importing transformers without PyTorch logs advice to install it, which nobody here needs.
+    logging.getLogger("transformers").addFilter(_is_not_about_torch)
+    from transformers import PreTrainedTokenizerFast
+
+    return Tokenizer(folder, PreTrainedTokenizerFast.from_pretrained(folder))
+
+
+def _is_not_about_torch(record: logging.LogRecord) -> bool:
+    return "PyTorch was not found" not in record.getMessage()

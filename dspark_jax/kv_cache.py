@@ -1,0 +1,44 @@
+"""Key/value caches: one pair of arrays a layer, written in place, rolled back by forgetting.
+
+A row's rows of a cache become visible only in the pass that writes them: attention is told how far
+each query may look. Rejected tokens therefore need no clean-up; what they left behind is
+overwritten before anything may look at it.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+
+@struct.dataclass
+class KVCache:
+    """Keys (after norm and RoPE) and values of one layer: R rows, G heads, S positions."""
+
+    k: jax.Array  # [R, G, S, H]
+    v: jax.Array  # [R, G, S, H]
+
+    @property
+    def length(self) -> int:
+        return self.k.shape[2]
+
+
+def create(num_layers: int, shape: tuple[int, int, int, int], dtype) -> tuple[KVCache, ...]:
+    """Empty caches of `num_layers` layers; `shape` is (R, G, S, H)."""
+    return tuple(
+        KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(num_layers)
+    )
+
+
+def append(cache: KVCache, k: jax.Array, v: jax.Array, start: jax.Array) -> KVCache:
+    """Writes k, v [R, T, G, H] to positions start[r] .. start[r]+T-1 of each row.
+
+    The caller keeps start + T <= S. Each row is one update of a window: nothing else moves.
+    """
+
+    def write(buffer, new):
+        update = jax.vmap(lambda b, n, s: jax.lax.dynamic_update_slice(b, n, (0, s, 0)))
+        return update(buffer, new.swapaxes(1, 2).astype(buffer.dtype), start)
+
+    return KVCache(write(cache.k, k), write(cache.v, v))

@@ -1,0 +1,1 @@
+"""Frozen target models."""

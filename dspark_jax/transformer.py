@@ -1,0 +1,75 @@
+"""The pre-norm block that targets and drafters share (Qwen3; Llama without the q/k norms)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from dspark_jax.config import TransformerConfig
+from dspark_jax.layers import Mlp, RopeAngles, apply_rope, mlp, ones, rms_norm
+from dspark_jax.params import spec
+
+Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+@struct.dataclass
+class Layer:
+    """One block. The M query heads of a key/value head lie beside its key and its value."""
+
+    attn_norm: jax.Array  # [D]
+    qkv: jax.Array  # [D, G, M + 2, H]
+    q_norm: jax.Array | None  # [H]
+    k_norm: jax.Array | None  # [H]
+    out: jax.Array  # [G * M * H, D]
+    mlp_norm: jax.Array  # [D]
+    mlp: Mlp
+
+
+def layer_specs(cfg: TransformerConfig, *, qk_norm: bool) -> Layer:
+    """Parameter specs of one layer."""
+    d, h, g, m = cfg.hidden_size, cfg.head_dim, cfg.num_kv_heads, cfg.group_size
+    head_norm = spec((h,), (None,), ones) if qk_norm else None
+    return Layer(
+        attn_norm=spec((d,), (None,), ones),
+        qkv=spec((d, g, m + 2, h), ("embed", "heads", None, None)),
+        q_norm=head_norm,
+        k_norm=head_norm,
+        out=spec((g * m * h, d), ("heads", "embed")),
+        mlp_norm=spec((d,), (None,), ones),
+        mlp=Mlp.specs(cfg),
+    )
+
+
+def block(
+    layer: Layer, x: jax.Array, angles: RopeAngles, cfg: TransformerConfig, attend: Attend
+) -> jax.Array:
+    """x [..., D] -> [..., D].
+
+    `attend` maps q [..., G, M, H] and the tokens' own k, v [..., G, H] to [..., G, M, H]; what else
+    is attended to, and what of it is seen, is the caller's affair.
+    """
+    m, eps = cfg.group_size, cfg.norm_eps
+    with jax.named_scope("attention"):
+        qkv = jnp.einsum("...d,dgmh->...gmh", rms_norm(x, layer.attn_norm, eps), layer.qkv)
+        qk = qkv[..., : m + 1, :]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            qk = rms_norm(qk, jnp.stack([layer.q_norm] * m + [layer.k_norm]), eps)
+        qk = apply_rope(qk, angles)
+        attended = attend(qk[..., :m, :], qk[..., m, :], qkv[..., m + 1, :])
+        x = x + attended.reshape(*x.shape[:-1], -1) @ layer.out
+    with jax.named_scope("mlp"):
+        return x + mlp(layer.mlp, rms_norm(x, layer.mlp_norm, eps))
+
+
+def key_value(
+    layer: Layer, x: jax.Array, angles: RopeAngles, cfg: TransformerConfig
+) -> tuple[jax.Array, jax.Array]:
+    """Keys and values [..., G, H] alone, of x [..., D] as it is: no input norm."""
+    kv = jnp.einsum("...d,dgch->...gch", x, layer.qkv[:, :, cfg.group_size :])
+    k, v = kv[..., 0, :], kv[..., 1, :]
+    if layer.k_norm is not None:
+        k = rms_norm(k, layer.k_norm, cfg.norm_eps)
+    return apply_rope(k, angles), v
