@@ -48,7 +48,10 @@ def warp(logits: jax.Array, sampling: Sampling, *, truncate: bool = True) -> jax
         sampling,
     )
     greedy = rows.temperature == 0
-    probs = jax.nn.softmax(logits / jnp.where(greedy, 1, rows.temperature), axis=-1)
+    # Shifted before the division: a tiny temperature must not make inf - inf.
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    weights = jnp.exp(shifted / jnp.where(greedy, 1, rows.temperature))
+    probs = weights / weights.sum(axis=-1, keepdims=True)
     if truncate:
         probs = _truncate(probs, rows)
     one_hot = argmax(logits)[..., None] == jnp.arange(logits.shape[-1])
@@ -108,11 +111,16 @@ def sample(weights: jax.Array, noise: jax.Array) -> jax.Array:
 
 
 def _invert(weights: jax.Array, point: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """First index at which the running sum passes `point`, and what of the point is left there."""
+    """First index at which the running sum passes `point`, and what of the point is left there.
+
+    Sums are rounded, and not in the same order everywhere: they may rise at a weight of 0, or stay
+    below the point to the end. So only weights above 0 can be found, the last one when none is.
+    """
     sums = jnp.cumsum(weights, axis=-1)
     indices = jnp.arange(weights.shape[-1], dtype=jnp.int32)
-    last = jnp.max(jnp.where(weights > 0, indices, 0), axis=-1)  # rounding may overshoot the end
-    index = jnp.minimum((sums <= point[..., None]).sum(-1, dtype=jnp.int32), last)
+    last = jnp.max(jnp.where(weights > 0, indices, 0), axis=-1, keepdims=True)
+    found = (sums > point[..., None]) & (weights > 0)
+    index = jnp.min(jnp.where(found, indices, last), axis=-1)
     before = jnp.where(indices < index[..., None], weights, 0).sum(-1)
     return index, point - before
 

@@ -68,9 +68,16 @@ def _one_line(box: str) -> str:
 
 
 def run(main: Callable[[], int]) -> int:
-    """Exit code of `main`: its own, or 2 after an `InputError`, which is printed in one line."""
+    """Exit code of `main`: its own, 2 after an `InputError`, 1 after an `OSError` (a full disk).
+
+    Both are printed in one line.
+    """
     try:
         return main()
     except InputError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        code, message = 2, str(error)
+    except OSError as error:
+        code = 1
+        message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return code

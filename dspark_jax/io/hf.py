@@ -553,7 +553,8 @@ def save_drafter(
     require(layout == "deepspec", f"layout={layout!r}: expected 'deepspec'")
     target_config, target_params = target
     config.check_fits(target_config)
-    shared = export(target_layout(target_config), target_params)
+    whole = target_layout(target_config)
+    shared = export((whole.embed, whole.lm_head), (target_params.embed, target_params.lm_head))
     embed = shared["model.embed_tokens.weight"]
     tensors = export(drafter_layout(config), params)
     tensors |= {"embed_tokens.weight": embed, "lm_head.weight": shared.get("lm_head.weight", embed)}

@@ -1,0 +1,162 @@
+"""Decoding and training speed of one pair, as medians of repeats with their spread.
+
+    python benchmarks/core.py [--target DIR --draft DIR] [--json FILE]
+
+Decoding: greedy, plain and with blocks of 1, 2, 3, 5 and 7, at 1 and at 16 rows. Training: whole
+steps, the target's forward included, at batch 4 x 192 with 24 anchors. All cases are measured in
+turn in every repeat, so that a slow minute of the machine hits them alike; ratios are taken within
+a repeat. Compile time is given beside, and is in no figure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+
+from dspark_jax import generation, sharding
+from dspark_jax.generation import EMBEDDED, Request
+from dspark_jax.losses import LossConfig
+from train import corpus, step
+from train.settings import OptimizerSettings
+
+BLOCKS = (1, 2, 3, 5, 7)
+ROWS = (1, 16)
+PROMPT, NEW = 32, 64
+BATCH, LENGTH, ANCHORS = 4, 192, 24
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Measures one pair on this machine."""
+
+    target: Path = EMBEDDED / "target"
+    draft: Path = EMBEDDED / "drafter"
+    repeats: int = 7
+    json: Path | None = None
+    """Write the figures here too."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Something to time: `run` does `tokens` tokens of work and waits for it."""
+
+    name: str
+    run: Callable[[], int]
+
+
+def held_out_tokens(pair: generation.Pair) -> np.ndarray:
+    texts = corpus.stdlib_texts(held_out=True)
+    return np.array(pair.tokenizer.encode("\n".join(texts)), np.int32)
+
+
+def decode_case(pair: generation.Pair, tokens: np.ndarray, rows: int, block: int) -> Case:
+    """Greedy decoding of `rows` prompts; block 0 is plain decoding."""
+    starts = np.random.default_rng(0).integers(0, len(tokens) - PROMPT, rows)
+    requests = [Request(tokens[s : s + PROMPT].tolist(), max_new_tokens=NEW) for s in starts]
+    models = pair.models
+    if block:
+        smaller = dataclasses.replace(models.drafter_config, block_size=block)
+        models = models.replace(drafter_config=smaller)
+    else:
+        models = models.replace(drafter=None, drafter_config=None)
+    cfg = generation.decode_config(models, requests, ignore_stop=True)
+    shape = generation.plan(models, requests, rows)
+
+    def run() -> int:
+        for _ in generation.decode_batch(models, requests, shape, cfg):
+            pass
+        return rows * NEW
+
+    return Case(f"decode, {rows} rows, {f'block {block}' if block else 'plain'}", run)
+
+
+def train_case(pair: generation.Pair, tokens: np.ndarray) -> Case:
+    """Whole training steps of a fresh Markov drafter for the pair's target."""
+    models = pair.models
+    cfg = step.StepConfig(
+        target=models.target_config,
+        drafter=dataclasses.replace(models.drafter_config, num_anchors=ANCHORS),
+        loss=LossConfig(),
+        optimizer=OptimizerSettings(),
+        anchor_chunk=ANCHORS,
+    )
+    mesh = sharding.make_mesh(1)
+    run_step, state = step.make_step(cfg, mesh), step.init_state(cfg)
+    starts = np.random.default_rng(0).integers(0, len(tokens) - LENGTH, BATCH)
+    batch = step.Batch(
+        tokens=jnp.array([tokens[s : s + LENGTH] for s in starts]),
+        loss_mask=jnp.ones((BATCH, LENGTH), bool),
+    )
+    steps = 8
+
+    def run() -> int:
+        nonlocal state
+        for _ in range(steps):
+            state, report = run_step(state, models.target, batch)
+        jax.block_until_ready(report)
+        return steps * BATCH * LENGTH
+
+    return Case("train, 4 x 192, 24 anchors", run)
+
+
+def measure(cases: list[Case], repeats: int) -> list[dict[str, float | str]]:
+    """Tokens per second of every case: median, least and most of the repeats."""
+    compile_seconds = {}
+    for case in cases:
+        start = time.perf_counter()
+        case.run()
+        compile_seconds[case.name] = time.perf_counter() - start
+    speeds: dict[str, list[float]] = {case.name: [] for case in cases}
+    for _ in range(repeats):
+        for case in cases:
+            start = time.perf_counter()
+            tokens = case.run()
+            speeds[case.name].append(tokens / (time.perf_counter() - start))
+    return [
+        {
+            "case": name,
+            "tokens_per_second": statistics.median(values),
+            "least": min(values),
+            "most": max(values),
+            "compile_seconds": compile_seconds[name],
+        }
+        for name, values in speeds.items()
+    ]
+
+
+def main(settings: Settings) -> None:
+    pair = generation.load(settings.target, settings.draft)
+    tokens = held_out_tokens(pair)
+    cases = [
+        decode_case(pair, tokens, rows, block)
+        for rows in ROWS
+        for block in (0, *(b for b in BLOCKS if rows == 1 or b == max(BLOCKS)))
+        if block <= pair.models.drafter_config.block_size
+    ]
+    cases.append(train_case(pair, tokens))
+    table = measure(cases, settings.repeats)
+    print(f"{platform.machine()}, {os.cpu_count()} cores, jax {jax.__version__}, {date.today()}")
+    print(f"{'':32}{'tokens/s':>10}{'least':>10}{'most':>10}{'compile s':>11}")
+    for row in table:
+        print(
+            f"{row['case']:32}{row['tokens_per_second']:10.0f}{row['least']:10.0f}"
+            f"{row['most']:10.0f}{row['compile_seconds']:11.1f}"
+        )
+    if settings.json:
+        settings.json.write_text(json.dumps(table, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Settings, description=__doc__))

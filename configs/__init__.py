@@ -1,0 +1,1 @@
+"""Presets of `train.main`: each module holds `SETTINGS`."""

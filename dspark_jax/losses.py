@@ -1,0 +1,283 @@
+"""Training losses of a drafter, over chunks of anchors, and what is measured on the way.
+
+    L = a_ce CE + a_tv ||p_d - p_t||_1 + a_conf BCE(c, c*)             (paper, section 3)
+
+Each term is a sum over slots weighted by w_k = exp(-(k-1)/decay), divided by the sum of the weights
+of the whole batch, over all devices. c* = 1 - ||p_d - p_t||_1 / 2 is the probability that the
+target accepts the slot's draft; no gradient flows into it.
+
+Letters: B batch, S sequence, A anchors, K slots, D width, L tapped layers, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from dspark_jax.anchors import Slots, slot_labels
+from dspark_jax.config import DrafterConfig, require
+from dspark_jax.drafters import confidence, dspark, heads
+from dspark_jax.drafters.dspark import Drafter, KeyValue
+from dspark_jax.targets import dense
+from dspark_jax.targets.dense import Target
+
+
+@dataclasses.dataclass(frozen=True)
+class LossConfig:
+    """Losses."""
+
+    ce_weight: float = 0.1
+    """Weight of the cross-entropy with the text."""
+    tv_weight: float = 0.9
+    """Weight of the L1 distance between the drafter's and the target's distributions."""
+    confidence_weight: float = 1.0
+    """Weight of the confidence head's binary cross-entropy."""
+    loss_decay: float = 4.0
+    """Slot k weighs exp(-(k-1)/loss_decay)."""
+
+    def __post_init__(self):
+        weights = (self.ce_weight, self.tv_weight, self.confidence_weight)
+        require(
+            all(math.isfinite(w) and w >= 0 for w in weights) and max(weights) > 0,
+            f"ce_weight, tv_weight, confidence_weight = {', '.join(map(str, weights))}: expected"
+            " numbers of at least 0, and one above",
+        )
+        require(
+            math.isfinite(self.loss_decay) and self.loss_decay > 0,
+            f"loss_decay={self.loss_decay}: expected a number above 0",
+        )
+
+
+@struct.dataclass
+class Sums:
+    """Sums over slots and anchors; they add up over chunks, batches and steps."""
+
+    weight: jax.Array  # [] of slot weights
+    ce: jax.Array  # [] weighted
+    tv: jax.Array  # [] weighted
+    bce: jax.Array  # [] weighted
+    slots: jax.Array  # [K] number of slots that count
+    acceptance: jax.Array  # [K] of c*
+    bias: jax.Array  # [K] of c - c*
+    error: jax.Array  # [K] of |c - c*|
+    blocks: jax.Array  # [] number of anchors whose whole block counts
+    accepted_length: jax.Array  # [] of their expected accepted lengths, the bonus token included
+
+    @staticmethod
+    def zeros(block_size: int) -> Sums:
+        """Nothing yet."""
+        number, by_slot = jnp.zeros(()), jnp.zeros(block_size)
+        return Sums(*[number] * 4, *[by_slot] * 4, *[number] * 2)
+
+
+def add(a: Sums, b: Sums) -> Sums:
+    """Both together."""
+    return jax.tree.map(jnp.add, a, b)
+
+
+def drafter_loss(
+    params: Drafter,
+    target: Target,
+    features: jax.Array,
+    final_hidden: jax.Array,
+    tokens: jax.Array,
+    loss_mask: jax.Array,
+    positions: jax.Array,
+    valid: jax.Array,
+    *,
+    cfg: DrafterConfig,
+    loss: LossConfig,
+    chunk: int,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Loss of a batch, and its metrics; arguments as for `drafter_sums`."""
+    sums = drafter_sums(
+        params, target, features, final_hidden, tokens, loss_mask, positions, valid,
+        cfg=cfg, loss=loss, chunk=chunk,
+    )  # fmt: skip
+    return _mean(objective(sums, loss), sums.weight), metrics(sums, cfg, loss)
+
+
+def drafter_sums(
+    params: Drafter,
+    target: Target,
+    features: jax.Array,
+    final_hidden: jax.Array,
+    tokens: jax.Array,
+    loss_mask: jax.Array,
+    positions: jax.Array,
+    valid: jax.Array,
+    *,
+    cfg: DrafterConfig,
+    loss: LossConfig,
+    chunk: int,
+) -> Sums:
+    """The sums of a batch. What they take in memory does not depend on the number of anchors.
+
+    Args:
+      params: float32 masters; the pass runs in the dtype of `features`, gradients add up in
+        float32.
+      target: whose embedding and LM head are used.
+      features: [B, S, L * D] tapped states of the target. Rows at or after the last anchor are not
+        used, whatever they hold.
+      final_hidden: [B, S, D] its states after the final norm. Rows that no counted slot needs are
+        not used, whatever they hold.
+      tokens, loss_mask: [B, S].
+      positions, valid: [B, A] from `anchors.sample_anchors`.
+      chunk: anchors a sequence that are computed at a time. Several chunks are scanned, and made
+        again in the backward pass.
+    """
+    dtype, length = features.dtype, tokens.shape[1]
+    last = jnp.max(jnp.where(valid, positions, 0), axis=1)
+    used = jnp.arange(length) < last[:, None]
+    features = jnp.where(used[..., None], features, 0)
+    with jax.named_scope("context"):
+        context = dspark.context_key_values(
+            _cast(params, dtype), features, jnp.arange(length)[None], cfg
+        )
+        context = _cast(context, jnp.promote_types(dtype, jnp.float32))
+
+    def of_chunk(params: Drafter, context: list[KeyValue], positions, valid) -> Sums:
+        slots = slot_labels(tokens, loss_mask, positions, valid, cfg.block_size)
+        outputs = block_outputs(
+            _cast(params, dtype), target, final_hidden, slots, positions, _cast(context, dtype), cfg
+        )
+        return slot_sums(outputs, slots, loss)
+
+    missing = -positions.shape[1] % chunk
+    if missing == 0 and positions.shape[1] == chunk:
+        return of_chunk(params, context, positions, valid)
+    positions, valid = (
+        jnp.pad(x, ((0, 0), (0, missing))).reshape(x.shape[0], -1, chunk).swapaxes(0, 1)
+        for x in (positions, valid)
+    )
+    remade = jax.checkpoint(of_chunk, prevent_cse=False)
+
+    def step(sums: Sums, inputs):
+        return add(sums, remade(params, context, *inputs)), None
+
+    return jax.lax.scan(step, Sums.zeros(cfg.block_size), (positions, valid))[0]
+
+
+def _cast(tree, dtype):
+    return jax.tree.map(lambda x: x.astype(dtype), tree)
+
+
+@struct.dataclass
+class Outputs:
+    """What the models say about the slots of blocks."""
+
+    draft: jax.Array  # [B, A, K, V] the drafter's logits, U + B
+    teacher: jax.Array  # [B, A, K, V] the target's logits for the same tokens
+    confidence: jax.Array | None  # [B, A, K] logits
+
+
+def block_outputs(
+    params: Drafter,
+    target: Target,
+    final_hidden: jax.Array,
+    slots: Slots,
+    positions: jax.Array,
+    context: list[KeyValue],
+    cfg: DrafterConfig,
+) -> Outputs:
+    """Runs the drafter on blocks at `positions` [B, A], with the true tokens before each slot."""
+    with jax.named_scope("draft"):
+        anchor = slots.previous[..., 0]
+        hidden = dspark.training_hidden(params, target, anchor, positions, context, cfg=cfg)
+        draft = dense.logits(target, hidden)
+        if params.head is not None:
+            draft = draft + heads.teacher_forced(params.head, hidden, slots.previous)
+        certain = None
+        if params.confidence is not None:
+            certain = confidence.logits(params.confidence, params.head, hidden, slots.previous)
+    with jax.named_scope("teacher"):
+        # Slot k predicts token a + k, which the target predicts at position a + k - 1.
+        batch, length, width = final_hidden.shape
+        index = jnp.minimum(positions[..., None] + jnp.arange(cfg.block_size), length - 1)
+        needed = jnp.take_along_axis(final_hidden, index.reshape(batch, -1, 1), axis=1)
+        needed = needed.reshape(*index.shape, width)
+        needed = jnp.where(slots.counted[..., None], needed, 0)
+        teacher = dense.logits(target, jax.lax.stop_gradient(needed))
+    return Outputs(draft, teacher, certain)
+
+
+def slot_sums(outputs: Outputs, slots: Slots, loss: LossConfig) -> Sums:
+    """Losses and measures of blocks; slots that do not count add nothing, whatever they hold."""
+    with jax.named_scope("losses"):
+        counted = slots.counted
+        draft, teacher = (
+            jnp.where(counted[..., None], x, 0).astype(jnp.promote_types(x.dtype, jnp.float32))
+            for x in (outputs.draft, outputs.teacher)
+        )
+        decay = jnp.exp(-jnp.arange(counted.shape[-1]) / loss.loss_decay)
+        weight = jnp.where(counted, decay.astype(draft.dtype), 0)
+
+        label = jax.lax.broadcasted_iota(jnp.int32, draft.shape, draft.ndim - 1)
+        total = jax.nn.logsumexp(draft, axis=-1)
+        named = jnp.where(label == slots.labels[..., None], draft, 0).sum(-1)
+        ce = total - named
+        log_p = draft - total[..., None]
+        p_draft = jnp.exp(log_p if loss.tv_weight else jax.lax.stop_gradient(log_p))
+        tv = jnp.abs(p_draft - jax.nn.softmax(teacher, axis=-1)).sum(-1)
+        acceptance = jax.lax.stop_gradient(jnp.clip(1 - tv / 2, 0, 1))
+
+        if outputs.confidence is None:
+            bce = bias = jnp.zeros_like(ce)
+        else:
+            z = jnp.where(counted, outputs.confidence, 0)
+            bce = jax.nn.softplus(z) - acceptance * z
+            bias = jax.nn.sigmoid(z) - acceptance
+
+        def by_slot(x):
+            return jnp.where(counted, x, 0).sum((0, 1))
+
+        whole = counted[..., -1]
+        accepted = 1 + jnp.cumprod(acceptance, axis=-1).sum(-1)
+        return Sums(
+            weight=weight.sum(),
+            ce=(weight * ce).sum(),
+            tv=(weight * tv).sum(),
+            bce=(weight * bce).sum(),
+            slots=by_slot(jnp.ones_like(acceptance)),
+            acceptance=by_slot(acceptance),
+            bias=by_slot(bias),
+            error=by_slot(jnp.abs(bias)),
+            blocks=whole.sum().astype(accepted.dtype),
+            accepted_length=jnp.where(whole, accepted, 0).sum(),
+        )
+
+
+def objective(sums: Sums, loss: LossConfig) -> jax.Array:
+    """What is minimised, times the sum of the weights."""
+    return loss.ce_weight * sums.ce + loss.tv_weight * sums.tv + loss.confidence_weight * sums.bce
+
+
+def _mean(total: jax.Array, count: jax.Array) -> jax.Array:
+    """total / count, and 0 where nothing was counted."""
+    return total / jnp.where(count > 0, count, 1)
+
+
+def metrics(sums: Sums, cfg: DrafterConfig, loss: LossConfig) -> dict[str, jax.Array]:
+    """Means by name: losses, expected accepted length, acceptance by slot, confidence errors.
+
+    `expected_accepted_length` is 1 + sum_k prod_{i<=k} c*_i (the bonus token included) over blocks
+    that count whole; `confidence_bias` the mean of c - c*, `confidence_error` that of |c - c*|,
+    over slots.
+    """
+    found = {
+        "loss": _mean(objective(sums, loss), sums.weight),
+        "ce_loss": _mean(sums.ce, sums.weight),
+        "tv_loss": _mean(sums.tv, sums.weight),
+        "expected_accepted_length": _mean(sums.accepted_length, sums.blocks),
+    }
+    for k in range(cfg.block_size):
+        found[f"acceptance_{k + 1}"] = _mean(sums.acceptance[k], sums.slots[k])
+    if cfg.confidence_head:
+        found["confidence_loss"] = _mean(sums.bce, sums.weight)
+        found["confidence_bias"] = _mean(sums.bias.sum(), sums.slots.sum())
+        found["confidence_error"] = _mean(sums.error.sum(), sums.slots.sum())
+    return found

@@ -1,0 +1,148 @@
+"""Prompts of a JSONL file, and what can be wrong with each line.
+
+A line holds one of `prompt` (text as it stands), `messages` (a chat), `turns` (strings; the first is
+asked as a chat) or `token_ids`; optionally `id`, and settings of its own that go before those of
+the command line. Other fields are left alone: data sets have plenty.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import reprlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dspark_jax.config import InputError, require
+from dspark_jax.generation import Pair, Request, fit
+from dspark_jax.io.tokenizer import Tokenizer
+
+Id = str | int
+
+KINDS = ("prompt", "messages", "turns", "token_ids")
+SETTINGS: dict[str, type] = {
+    "temperature": float,
+    "top_p": float,
+    "min_p": float,
+    "top_k": int,
+    "max_new_tokens": int,
+    "seed": int,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One line as it was read: an object, or why it is none."""
+
+    number: int
+    """Counted from 1."""
+    id: Id
+    fields: Mapping[str, Any]
+    error: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """One line as it will be decoded: a request, or the error that becomes its result."""
+
+    id: Id
+    request: Request | None
+    error: str | None = None
+
+
+def read_lines(path: Path) -> list[Line]:
+    """All lines of a file that are not blank.
+
+    Raises:
+      InputError: the file cannot be read or holds nothing, or two lines have the same id. Whatever
+        is wrong with a single line is said in that line's `error`.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    raw = enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1)
+    lines = [_read_line(number, text) for number, text in raw if text.strip()]
+    require(len(lines) > 0, f"{path}: no prompts in it, expected one JSON object a line")
+    first: dict[Id, int] = {}
+    for line in lines:
+        other = first.setdefault(line.id, line.number)
+        require(
+            other == line.number,
+            f"{path} line {line.number}: id {line.id!r} is that of line {other} (without an id it"
+            " is the number of the line), expected different ids",
+        )
+    return lines
+
+
+def _read_line(number: int, text: bytes) -> Line:
+    try:
+        fields = json.loads(text)
+        json.dumps(fields, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        return Line(number, number, {}, f"not valid JSON ({error.msg}, column {error.colno})")
+    except UnicodeError:
+        return Line(number, number, {}, "not valid UTF-8")
+    except (ValueError, RecursionError):  # a number or a nesting beyond what Python reads
+        return Line(number, number, {}, "not valid JSON (too large)")
+    if not isinstance(fields, dict):
+        return Line(number, number, {}, "expected a JSON object")
+    name = number if fields.get("id") is None else fields["id"]
+    if not isinstance(name, str | int) or isinstance(name, bool):
+        return Line(number, number, {}, f"id={reprlib.repr(name)}: expected a string or an integer")
+    return Line(number, name, fields)
+
+
+def build(line: Line, pair: Pair, *, defaults: Request, thinking: bool = False) -> Prompt:
+    """The request of a line.
+
+    A row's random numbers come from the command's seed and the number of the line, or from the
+    line's own seed alone: equal seeds then give equal draws.
+
+    Args:
+      defaults: settings where the line has none; its prompt is not used.
+      thinking: whether the answer to a chat may start with thinking, where the template knows that.
+    """
+    try:
+        require(line.error is None, line.error or "")
+        ids = _token_ids(line.fields, pair.tokenizer, thinking)
+        given = {name: line.fields.get(name) for name in SETTINGS}
+        own = {name: _setting(name, x) for name, x in given.items() if x is not None}
+        stream = 0 if "seed" in own else line.number
+        request = dataclasses.replace(defaults, token_ids=ids, stream=stream, **own)
+        return Prompt(line.id, fit(request, pair.models.target_config))
+    except InputError as error:
+        return Prompt(line.id, None, f"line {line.number}: {error}")
+
+
+def _setting(name: str, value: Any) -> float | int:
+    kind = SETTINGS[name]
+    valid = isinstance(value, int | kind) and not isinstance(value, bool)
+    noun = "a whole number" if kind is int else "a number"
+    require(valid, f"{name}={reprlib.repr(value)}: expected {noun}")
+    require(not abs(value) > 1e18, f"{name}={reprlib.repr(value)}: expected {noun} in reason")
+    return kind(value)
+
+
+def _token_ids(fields: Mapping[str, Any], tokenizer: Tokenizer, thinking: bool) -> Sequence[int]:
+    given = [name for name in KINDS if fields.get(name) is not None]
+    found = " and ".join(given) or "none of them"
+    require(len(given) == 1, f"expected one of {', '.join(KINDS)}; found {found}")
+    kind = given[0]
+    value = fields[kind]
+    match kind:
+        case "token_ids":
+            valid = isinstance(value, list) and all(type(i) is int for i in value)
+            require(valid, f"token_ids={reprlib.repr(value)}: expected a list of whole numbers")
+            return value
+        case "messages":
+            return tokenizer.chat(value, thinking=thinking)
+        case "turns":
+            valid = isinstance(value, list) and all(isinstance(t, str) for t in value)
+            require(valid, f"turns={reprlib.repr(value)}: expected a list of strings")
+            require(len(value) > 0 and value[0] != "", "the first of turns is empty or absent")
+            return tokenizer.chat([{"role": "user", "content": value[0]}], thinking=thinking)
+    require(isinstance(value, str), f"prompt={reprlib.repr(value)}: expected a string")
+    require(value != "", "the prompt is empty: expected some text")
+    return tokenizer.encode(value)

@@ -1,0 +1,161 @@
+"""The output file: one result a line, in the order of the prompts, and how to go on with it.
+
+Results are appended batch by batch and are on the disk before the next batch starts. A run that
+finds results in its output goes on behind them; OUTPUT.meta.json tells it whether they were made
+with the same settings, and from the same prompts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dspark_jax.config import InputError, require
+from dspark_jax.generation import Completion
+from dspark_jax.io.hf import read_json
+from infer.requests import Id, Prompt
+
+
+def result(prompt: Prompt, completion: Completion | None, *, trace: bool = False) -> dict[str, Any]:
+    """One line of the output; without a completion it holds the prompt's error.
+
+    `accepted_lengths` are the tokens that each round added: with the first token, which the prefill
+    makes, they sum up to `completion_tokens`. With `trace` also `verified_lengths`, and
+    `confidences` (null when the drafter has no confidence head).
+    """
+    line: dict[str, Any] = {
+        "id": prompt.id,
+        "token_ids": completion.token_ids if completion else [],
+        "text": completion.text if completion else "",
+        "finish_reason": completion.finish_reason if completion else "error",
+        "prompt_tokens": completion.prompt_tokens if completion else 0,
+        "completion_tokens": len(completion.token_ids) if completion else 0,
+        "accepted_lengths": completion.accepted_lengths if completion else [],
+    }
+    if trace:
+        line["verified_lengths"] = completion.verified_lengths if completion else []
+        line["confidences"] = completion.confidences if completion else []
+    return line if completion else line | {"error": prompt.error}
+
+
+def check_place(path: Path, option: str) -> None:
+    """Raises `InputError` when a file cannot be put at `path`."""
+    require(path.parent.is_dir(), f"{option} {path}: no such folder as {path.parent}")
+    require(not path.is_dir(), f"{option} {path}: is a folder, expected a file")
+
+
+def meta_path(output: Path) -> Path:
+    return output.with_name(output.name + ".meta.json")
+
+
+def meta(settings: Mapping[str, Any], prompts: Path) -> dict[str, Any]:
+    """What decides the results: settings, and the prompts."""
+    data = prompts.read_bytes()
+    return {"settings": dict(settings), "prompts": {"bytes": len(data), "sha256": _hash(data)}}
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def finished(output: Path, settings: Mapping[str, Any], prompts: Path, ids: Sequence[Id]) -> int:
+    """How many of the prompts have their result in `output` already; changes nothing.
+
+    Lines may have been added behind the prompts of the earlier run.
+
+    Raises:
+      InputError: the file holds something else, or results of other settings or other prompts.
+    """
+    if not output.exists() or output.stat().st_size == 0:
+        return 0
+    require(output.is_file(), f"--output {output}: expected a file")
+    path = meta_path(output)
+    require(
+        path.exists(),
+        f"--output {output}: exists, and without {path.name} it cannot be continued; expected a"
+        " new file",
+    )
+    _check_meta(output, read_json(path), settings, prompts)
+    found = _ids(output)
+    require(
+        found == list(ids[: len(found)]),
+        f"--output {output}: its results are not those of the first {len(found)} prompts of"
+        f" {prompts}; expected a new file",
+    )
+    return len(found)
+
+
+def _check_meta(
+    output: Path, made: Mapping[str, Any], settings: Mapping[str, Any], prompts: Path
+) -> None:
+    before, source = made.get("settings"), made.get("prompts")
+    if not (isinstance(before, dict) and isinstance(source, dict)):
+        raise InputError(f"{meta_path(output)}: not made by this command; expected a new --output")
+    for name in sorted(before.keys() | settings.keys()):
+        old, new = before.get(name), settings.get(name)
+        require(
+            old == new,
+            f"--output {output}: was begun with {name}={old!r}, now it is {new!r}; expected the"
+            " same settings or a new file",
+        )
+    data = prompts.read_bytes()[: source.get("bytes")]
+    require(
+        _hash(data) == source.get("sha256"),
+        f"--output {output}: was begun with other prompts than those in {prompts}; expected the"
+        " same lines (more may follow them) or a new file",
+    )
+
+
+def _ids(output: Path) -> list[Id]:
+    """Ids of the whole lines; the last line may be torn."""
+    found = []
+    for number, line in enumerate(output.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            found.append(json.loads(line)["id"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise InputError(
+                f"--output {output} line {number}: not a result; expected a new file"
+            ) from error
+    return found
+
+
+def begin(output: Path, made: Mapping[str, Any]) -> None:
+    """Makes `output` ready for `append`: its meta file is written, a torn last line dropped."""
+    path = meta_path(output)
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.write_text(json.dumps(made, indent=2) + "\n")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    with open(output, "ab") as file:
+        whole = output.read_bytes().rfind(b"\n") + 1
+        file.truncate(whole)
+
+
+def append(output: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Adds results and waits until they are on the disk.
+
+    Raises:
+      OSError: with the name of the file; a line that is only half written is dropped by `begin`.
+    """
+    data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    try:
+        with open(output, "ab") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(output)) from error
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Raises `OSError` with the name of the file."""
+    try:
+        path.write_text(json.dumps(value, indent=2) + "\n")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error

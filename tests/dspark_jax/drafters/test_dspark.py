@@ -1,0 +1,187 @@
+"""The drafter: decoding and training agree, and both agree with the reference."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from dspark_jax.config import DrafterConfig, TargetConfig
+from dspark_jax.drafters import confidence, dspark, heads
+from dspark_jax.flat import pack
+from dspark_jax.io import hf
+from dspark_jax.targets import dense
+
+TARGET = TargetConfig(
+    vocab_size=50,
+    hidden_size=24,
+    intermediate_size=32,
+    num_layers=4,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+)
+CFG = DrafterConfig.for_target(
+    TARGET,
+    num_layers=2,
+    block_size=4,
+    mask_token_id=49,
+    target_layer_ids=(-1, 1),
+    markov_rank=6,
+)
+GOLDEN = ["vanilla", "rnn", "gated", "dflash"]
+
+
+def random_like(specs):
+    rng = np.random.default_rng(0)
+
+    def draw(spec):
+        return jnp.float32(rng.normal(size=spec.shape) * 0.2 + (len(spec.shape) == 1))
+
+    return jax.tree.map(draw, specs)
+
+
+@pytest.fixture(scope="module")
+def models():
+    return random_like(dense.specs(TARGET)), random_like(dspark.specs(CFG))
+
+
+@pytest.fixture
+def features():
+    """Target features [R, S, L * D] of three rows."""
+    return np.random.default_rng(1).normal(size=(3, 12, 48)).astype(np.float32)
+
+
+@functools.partial(jax.jit, static_argnames="cfg")
+def train(drafter, target, anchor, position, features, cfg=CFG):
+    places = jnp.arange(features.shape[1])[None]
+    context = dspark.context_key_values(drafter, features, places, cfg)
+    return dspark.training_hidden(drafter, target, anchor, position, context, cfg=cfg)
+
+
+append = jax.jit(dspark.append_context, static_argnames="cfg")
+draft = jax.jit(dspark.draft_hidden, static_argnames="cfg")
+
+
+def extend(drafter, features, cache, start, counts, capacity):
+    """Appends counts[r] of each row's features, from position start[r], as a flat buffer."""
+    width = max(counts)
+    flat = pack(jnp.zeros((3, width), int), jnp.array(counts), jnp.array(start), capacity)
+    where = start[np.asarray(flat.row)] + np.asarray(flat.slot)
+    values = features[np.asarray(flat.row), np.minimum(where, features.shape[1] - 1)]
+    return append(drafter, values, flat, cache, cfg=CFG)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [([2, 7, 4], 21)],  # at once, aligned
+        [([2, 7, 4], 13)],  # at once, close-packed
+        [([1, 3, 0], 4), ([1, 1, 3], 9), ([0, 3, 1], 5)],
+    ],
+    ids=["aligned", "close-packed", "pieces"],
+)
+def test_decoding_equals_training(models, features, pieces):
+    target, drafter = models
+    cache = dspark.create_cache(CFG, 3, 20, jnp.float32)
+    start = np.zeros(3, int)
+    for counts, capacity in pieces:
+        cache = extend(drafter, features, cache, start, counts, capacity)
+        start = start + counts
+    anchor = jnp.array([5, 0, 31])
+    found, _ = draft(drafter, target, anchor, jnp.asarray(start), cache, cfg=CFG)
+    expected = train(drafter, target, anchor[:, None], jnp.asarray(start)[:, None], features)
+    np.testing.assert_allclose(found, expected[:, 0], atol=2e-5)
+
+
+def test_a_draft_leaves_no_trace(models, features):
+    """The slots of a round are overwritten: the next round is as if there had been none."""
+    target, drafter = models
+    fresh = dspark.create_cache(CFG, 3, 20, jnp.float32)
+    first, second = [3, 1, 2], [1, 2, 1]
+    start = np.zeros(3, int)
+    used = extend(drafter, features, fresh, start, first, 9)
+    quiet = used
+    start = start + first
+    _, used = draft(drafter, target, jnp.array([5, 0, 31]), jnp.asarray(start), used, cfg=CFG)
+    used, quiet = (extend(drafter, features, c, start, second, 5) for c in (used, quiet))
+    start = start + second
+    anchor = jnp.array([7, 8, 9])
+    found, _ = draft(drafter, target, anchor, jnp.asarray(start), used, cfg=CFG)
+    expected, _ = draft(drafter, target, anchor, jnp.asarray(start), quiet, cfg=CFG)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_block_sees_only_what_is_before_its_anchor(models, features):
+    target, drafter = models
+    anchor, position = jnp.array([[1, 2], [3, 4], [5, 6]]), jnp.array([[4, 9], [0, 6], [11, 2]])
+    expected = train(drafter, target, anchor, position, features)
+    for r, a in np.ndindex(3, 2):
+        changed = features.copy()
+        changed[r, position[r, a] :] += 100
+        changed[np.arange(3) != r] += 100
+        found = train(drafter, target, anchor, position, changed)
+        np.testing.assert_array_equal(found[r, a], expected[r, a])
+        changed[r, : position[r, a]] += 1
+        found = train(drafter, target, anchor, position, changed)
+        assert position[r, a] == 0 or np.abs(found[r, a] - expected[r, a]).max() > 1e-3
+
+
+def test_attention_inside_a_block_goes_both_ways(models, features):
+    target, drafter = models
+    position = jnp.array([[4], [4], [4]])
+    expected = train(drafter, target, jnp.array([[1], [2], [3]]), position, features)
+    masks = target.embed.at[CFG.mask_token_id].add(1.0)
+    changed = train(
+        drafter,
+        dataclasses.replace(target, embed=masks),
+        jnp.array([[1], [2], [3]]),
+        position,
+        features,
+    )
+    # Only the later slots' inputs have changed, and the anchor's slot feels it.
+    assert np.abs(changed[:, 0, 0] - expected[:, 0, 0]).max() > 1e-3
+
+
+def test_block_inputs(models):
+    target, _ = models
+    found = dspark.block_inputs(target, jnp.array([3, 4]), block_size=3, mask_id=49)
+    np.testing.assert_array_equal(found, target.embed[jnp.array([[3, 49, 49], [4, 49, 49]])])
+    alone = dspark.block_inputs(target, jnp.array([3]), block_size=1, mask_id=49)
+    np.testing.assert_array_equal(alone, target.embed[jnp.array([[3]])])
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_logits_and_confidences(golden, name):
+    folder = golden / f"dspark_qwen3_{name}"
+    cfg, drafter = hf.load_drafter(folder)
+    _, target = hf.load_target(golden / "qwen3_target")
+    want = load_file(folder / "expected_train.safetensors")
+    anchors = want["anchor_positions"]
+    tokens = np.take_along_axis(want["input_ids"], anchors, axis=1)
+
+    @jax.jit
+    def outputs(drafter, target):
+        hidden = train(drafter, target, tokens, anchors, want["target_hidden_states"], cfg=cfg)
+        logits = dense.logits(target, hidden)
+        previous = jnp.concatenate([tokens[..., None], want["target_ids"][..., :-1]], axis=-1)
+        if drafter.head is not None:
+            logits = logits + heads.teacher_forced(drafter.head, hidden, previous)
+        scores = None
+        if drafter.confidence is not None:
+            scores = confidence.logits(drafter.confidence, drafter.head, hidden, previous)
+        return logits, scores
+
+    logits, scores = outputs(drafter, target)
+    used = (want["eval_mask"] * want["block_keep_mask"][..., None]).astype(bool)
+    assert used.sum() > 20
+    bound = 5e-4 * (1 + np.abs(want["draft_logits"][used]).max())
+    np.testing.assert_allclose(logits[used], want["draft_logits"][used], rtol=0, atol=bound)
+    assert (scores is None) == (name == "dflash")
+    if scores is not None:
+        expected = want["confidence_logits"][used]
+        bound = 5e-4 * (1 + np.abs(expected).max())
+        np.testing.assert_allclose(scores[used], expected, rtol=0, atol=bound)

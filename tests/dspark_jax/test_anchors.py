@@ -1,0 +1,87 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dspark_jax.anchors import sample_anchors, slot_labels
+
+
+def candidates(row: np.ndarray) -> list[int]:
+    return [a for a in range(len(row) - 1) if row[a] and row[a + 1]]
+
+
+@pytest.fixture
+def loss_mask() -> np.ndarray:
+    mask = np.random.default_rng(0).random((4, 20)) < 0.7
+    mask[2] = False
+    mask[3] = np.arange(20) % 2 == 0  # no two neighbours
+    return mask
+
+
+@pytest.mark.parametrize("num_anchors", [1, 5, 19, 40])
+@pytest.mark.parametrize("jit", [False, True])
+def test_anchors_are_different_candidates_and_dummies_fill_up(loss_mask, num_anchors, jit):
+    sample = jax.jit(sample_anchors, static_argnums=2) if jit else sample_anchors
+    positions, valid = map(np.asarray, sample(jax.random.key(1), jnp.array(loss_mask), num_anchors))
+    assert positions.shape == valid.shape == (4, num_anchors)
+    assert positions.dtype == np.int32
+    for row, p, v in zip(loss_mask, positions, valid, strict=True):
+        possible = candidates(row)
+        drawn = p[v].tolist()
+        assert len(drawn) == min(num_anchors, len(possible))
+        assert len(set(drawn)) == len(drawn)
+        assert set(drawn) <= set(possible)
+        assert not p[~v].any()
+
+
+def test_every_candidate_is_as_likely_as_another(loss_mask):
+    draws = 4000
+    keys = jax.random.split(jax.random.key(2), draws)
+    positions, valid = jax.vmap(lambda k: sample_anchors(k, jnp.array(loss_mask[:1]), 3))(keys)
+    possible = candidates(loss_mask[0])
+    counts = np.bincount(np.asarray(positions).ravel(), minlength=20)
+    assert np.asarray(valid).all()
+    assert set(np.flatnonzero(counts)) == set(possible)
+    share = 3 / len(possible)
+    deviation = np.sqrt(draws * share * (1 - share))
+    assert np.abs(counts[possible] - draws * share).max() < 4 * deviation
+
+
+def test_keys_decide():
+    mask = jnp.ones((2, 50), bool)
+    first, _ = sample_anchors(jax.random.key(0), mask, 8)
+    again, _ = sample_anchors(jax.random.key(0), mask, 8)
+    other, _ = sample_anchors(jax.random.key(1), mask, 8)
+    assert (first == again).all()
+    assert (first != other).any()
+    assert (first[0] != first[1]).any()
+
+
+def test_labels_by_hand():
+    #           0   1   2   3   4   5
+    tokens = [[10, 11, 12, 13, 14, 15]]
+    mask = [[0, 1, 1, 1, 0, 1]]
+    slots = slot_labels(
+        jnp.array(tokens), jnp.array(mask), jnp.array([[1, 2, 4, 0]]),
+        jnp.array([[True, True, True, False]]), 3,
+    )  # fmt: skip
+    assert slots.labels.tolist() == [[[12, 13, 14], [13, 14, 15], [15, 15, 15], [11, 12, 13]]]
+    assert slots.previous.tolist() == [[[11, 12, 13], [12, 13, 14], [14, 15, 15], [10, 11, 12]]]
+    # Behind the gap at 4 nothing counts, nor behind the end, nor for the dummy.
+    assert slots.counted.astype(int).tolist() == [[[1, 1, 0], [1, 0, 0], [1, 0, 0], [0, 0, 0]]]
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])
+def test_labels_against_a_loop(loss_mask, size):
+    rng = np.random.default_rng(3)
+    tokens = rng.integers(0, 99, loss_mask.shape)
+    positions, valid = rng.integers(0, 20, (4, 9)), rng.random((4, 9)) < 0.8
+    slots = slot_labels(*map(jnp.array, (tokens, loss_mask, positions, valid)), size)
+    for b, i in np.ndindex(4, 9):
+        a, going = positions[b, i], valid[b, i]
+        for k in range(1, size + 1):
+            going = going and a + k < 20 and loss_mask[b, a + k]
+            assert slots.counted[b, i, k - 1] == going
+            if going:
+                assert slots.labels[b, i, k - 1] == tokens[b, a + k]
+                assert slots.previous[b, i, k - 1] == tokens[b, a + k - 1]

@@ -1,0 +1,147 @@
+"""Every bad configuration is refused, in one line that says what was expected."""
+
+import dataclasses
+import math
+
+import pytest
+
+from dspark_jax.config import (
+    DrafterConfig,
+    InputError,
+    Rope,
+    TargetConfig,
+    TransformerConfig,
+    require,
+)
+
+SIZES = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_layers": 4,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 4,
+}
+DRAFT = {"block_size": 3, "mask_token_id": 5, "target_layer_ids": (0, 2), "num_target_layers": 4}
+
+
+def refused(kind, **fields) -> str:
+    with pytest.raises(InputError) as error:
+        kind(**fields)
+    message = str(error.value)
+    assert "\n" not in message
+    assert "expected" in message
+    return message
+
+
+def test_require():
+    require(True, "unused")
+    with pytest.raises(InputError, match=r"^what, where$"):
+        require(False, "what, where")
+    assert issubclass(InputError, ValueError)
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("value", [0, -1, 1.5, "8"])
+def test_sizes_are_whole_numbers_above_zero(name, value):
+    message = refused(TransformerConfig, **{**SIZES, name: value})
+    assert message == f"{name}={value!r}: expected a whole number above 0"
+
+
+def test_heads_divide():
+    message = refused(TransformerConfig, **{**SIZES, "num_kv_heads": 3})
+    assert message.startswith("num_heads=4: expected a multiple of num_kv_heads=3")
+    assert "even" in refused(TransformerConfig, **{**SIZES, "head_dim": 5})
+    assert TransformerConfig(**SIZES).group_size == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"block_size": 0}, "block_size=0"),
+        ({"block_size": -3}, "block_size=-3"),
+        ({"num_anchors": 0}, "num_anchors=0"),
+        ({"mask_token_id": 32}, "mask_token_id=32: expected an id in 0..31"),
+        ({"mask_token_id": -1}, "mask_token_id=-1"),
+        ({"target_layer_ids": ()}, "target_layer_ids is empty"),
+        ({"target_layer_ids": (0, 3)}, "the last layer, 3, cannot be tapped"),
+        ({"target_layer_ids": (0, 4)}, "target_layer_ids=[0, 4]"),
+        ({"target_layer_ids": (-2,)}, "target_layer_ids=[-2]"),
+        ({"target_layer_ids": (1, 1)}, "different layers in -1..2"),
+        ({"head": "markov"}, "head='markov': expected one of none, vanilla, gated, rnn"),
+        ({"markov_rank": 0, "confidence_head": False}, "markov_rank=0 with head='vanilla'"),
+        ({"head": "none", "confidence_head": False}, "markov_rank=256 with head='none'"),
+        ({"markov_rank": -1}, "markov_rank=-1"),
+        ({"head": "none", "markov_rank": 0}, "markov_rank=0 with a confidence head"),
+        ({"hidden_size": 0}, "hidden_size=0"),
+    ],
+)
+def test_bad_drafter(changes, said):
+    assert said in refused(DrafterConfig, **{**SIZES, **DRAFT, **changes})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"target_layer_ids": (-1, 0, 1, 2)},
+        {"block_size": 1},
+        {"head": "rnn", "markov_rank": 1},
+        {"head": "none", "markov_rank": 0, "confidence_head": False},
+        {"head": "none", "markov_rank": 0, "confidence_with_markov": False},
+        {"mask_token_id": 31},
+    ],
+)
+def test_good_drafter(changes):
+    cfg = DrafterConfig(**{**SIZES, **DRAFT, **changes})
+    assert hash(cfg) == hash(dataclasses.replace(cfg))  # may be a static argument
+
+
+def test_target_kinds():
+    assert TargetConfig(**SIZES, model_type="qwen3").qk_norm
+    assert not TargetConfig(**SIZES, model_type="llama").qk_norm
+
+
+def test_for_target_takes_widths_heads_and_rope():
+    target = TargetConfig(**SIZES, rope=Rope(theta=7.0), norm_eps=1e-3, tie_embeddings=True)
+    settings = {"num_layers": 2, "block_size": 3, "mask_token_id": 5, "target_layer_ids": (0,)}
+    cfg = DrafterConfig.for_target(target, **settings, intermediate_size=8)
+    assert (cfg.num_layers, cfg.num_target_layers, cfg.intermediate_size) == (2, 4, 8)
+    assert (cfg.hidden_size, cfg.vocab_size, cfg.rope, cfg.norm_eps) == (16, 32, Rope(7.0), 1e-3)
+    cfg.check_fits(target)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("hidden_size", {"hidden_size": 20}),
+        ("vocab_size", {"vocab_size": 33}),
+        ("num_target_layers", {"num_layers": 5}),
+    ],
+)
+def test_check_fits(name, changes):
+    cfg = DrafterConfig(**SIZES, **DRAFT)
+    with pytest.raises(InputError) as error:
+        cfg.check_fits(TargetConfig(**{**SIZES, **changes}))
+    message = str(error.value)
+    assert message.startswith("the drafter does not fit the target: ")
+    assert name in message
+    assert "\n" not in message
+
+
+def test_default_frequencies():
+    # theta^(-2i/H): 100^0, 100^(-1/2)
+    assert Rope(theta=100.0).frequencies(4) == pytest.approx([1.0, 0.1])
+
+
+def test_llama3_frequencies():
+    rope = Rope(1e4, "llama3", 8.0, 1.0, 4.0, original_max_position=100)
+    # Wavelengths of 1, 1e-1, 1e-2, 1e-3 radians a position against 100 positions: 15.9 turns
+    # (kept), 1.59 (between), .159 and .0159 (divided by the factor).
+    turns = 100 * 0.1 / (2 * math.pi)
+    smooth = (turns - 1.0) / (4.0 - 1.0)
+    between = (1 - smooth) * 0.1 / 8 + smooth * 0.1
+    found = rope.frequencies(8)
+    assert found == pytest.approx([1.0, between, 0.01 / 8, 0.001 / 8])
+    assert 0.1 / 8 < between < 0.1

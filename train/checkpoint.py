@@ -1,0 +1,67 @@
+"""Checkpoints: the training state and the place in the data, saved together, whole or not at all."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import orbax.checkpoint.experimental.v1 as ocp
+
+from train.step import TrainState
+
+STATE, DATA = "state", "data"
+
+
+class SaveError(OSError):
+    """A checkpoint could not be written; what was saved before is intact."""
+
+
+class Checkpoints:
+    """The checkpoints of one run, each a folder named by its step."""
+
+    def __init__(self, folder: Path, *, keep: int):
+        # Background writers log every failure with its traceback, and then raise it.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
+        self.folder = folder
+        self._checkpointer = ocp.training.Checkpointer(
+            folder.absolute(),
+            save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
+            preservation_policy=ocp.training.preservation_policies.LatestN(keep),
+            cleanup_tmp_directories=True,
+        )
+
+    @property
+    def latest(self) -> int | None:
+        """Step of the last whole checkpoint."""
+        found = self._checkpointer.latest
+        return None if found is None else found.step
+
+    def save(self, step: int, state: TrainState, data: dict[str, Any]) -> None:
+        """Writes a checkpoint and drops the oldest; it counts only once it is whole.
+
+        Args:
+          data: JSON values.
+        Raises:
+          SaveError: it could not be written, for want of space for example.
+        """
+        try:
+            self._checkpointer.save_checkpointables(step, {STATE: state, DATA: data})
+        except (OSError, ValueError) as error:  # orbax raises ValueError for a full disk
+            reason = re.sub(r"\s*\[os_error_code=.*", "", str(error)).rsplit(": ", 1)[-1]
+            last = "there is none before it" if self.latest is None else (
+                f"the one of step {self.latest} is intact"
+            )  # fmt: skip
+            raise SaveError(
+                f"{self.folder}: the checkpoint of step {step} could not be written"
+                f" ({' '.join(reason.split())}); {last}"
+            ) from error
+
+    def restore(self, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
+        """State and place in the data of the last checkpoint; there must be one."""
+        found = self._checkpointer.load_checkpointables(None, {STATE: abstract, DATA: None})
+        return found[STATE], found[DATA]
+
+    def close(self) -> None:
+        self._checkpointer.close()

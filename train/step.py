@@ -1,0 +1,153 @@
+"""One training step, compiled as one program: target, anchors, drafter, losses, update."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jax.sharding import Mesh
+
+from dspark_jax import losses, sharding
+from dspark_jax import params as parameters
+from dspark_jax.anchors import sample_anchors
+from dspark_jax.config import DrafterConfig, TargetConfig
+from dspark_jax.drafters import dspark
+from dspark_jax.drafters.dspark import Drafter
+from dspark_jax.losses import LossConfig, Sums
+from dspark_jax.targets import dense
+from dspark_jax.targets.dense import Target
+from train.optimizer import learning_rate, make_optimizer
+from train.settings import OptimizerSettings
+
+
+@struct.dataclass
+class TrainState:
+    """All that training changes."""
+
+    step: jax.Array  # [] int32, updates done
+    params: Drafter  # float32
+    opt_state: Any
+
+
+@struct.dataclass
+class Batch:
+    """Sequences, padded to the same length."""
+
+    tokens: jax.Array  # [B, S] int32
+    loss_mask: jax.Array  # [B, S] bool
+
+
+@struct.dataclass
+class Report:
+    """What a step says of itself."""
+
+    sums: Sums
+    grad_norm: jax.Array  # [] before clipping
+    learning_rate: jax.Array  # []
+
+
+@dataclasses.dataclass(frozen=True)
+class StepConfig:
+    """What is compiled into a step."""
+
+    target: TargetConfig
+    drafter: DrafterConfig
+    loss: LossConfig
+    optimizer: OptimizerSettings
+    seed: int = 0
+    dtype: str = "float32"
+    anchor_chunk: int = 32
+    microbatches: int = 1
+
+
+Step = Callable[[TrainState, Target, Batch], tuple[TrainState, Report]]
+
+
+def init_state(cfg: StepConfig) -> TrainState:
+    """The state before the first step; the same for a seed on any mesh."""
+    params = parameters.init(jax.random.key(cfg.seed), dspark.specs(cfg.drafter))
+    return TrainState(jnp.int32(0), params, make_optimizer(cfg.optimizer).init(params))
+
+
+def state_shardings(cfg: StepConfig, mesh: Mesh) -> TrainState:
+    """Shardings of the state: moments lie where their parameters are."""
+    optimizer = make_optimizer(cfg.optimizer)
+    specs, whole = dspark.specs(cfg.drafter), sharding.replicated(mesh)
+    params = sharding.parameters(specs, mesh)
+    moments = optax.tree_map_params(
+        optimizer,
+        lambda _, place: place,
+        jax.eval_shape(optimizer.init, parameters.abstract(specs)),
+        params,
+        transform_non_params=lambda _: whole,
+    )
+    return TrainState(whole, params, moments)
+
+
+def abstract_state(cfg: StepConfig, mesh: Mesh) -> TrainState:
+    """Shapes and places of the state, to restore a checkpoint into."""
+    return jax.tree.map(
+        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+        jax.eval_shape(lambda: init_state(cfg)),
+        state_shardings(cfg, mesh),
+    )
+
+
+def make_step(cfg: StepConfig, mesh: Mesh) -> Step:
+    """The jitted step; it takes over (donates) the state it is given.
+
+    Anchors are drawn from fold_in(key(seed), step): a resumed run draws what an uninterrupted one
+    would have drawn.
+    """
+    optimizer = make_optimizer(cfg.optimizer)
+
+    def weighted_sums(params: Drafter, target: Target, batch: Batch, positions, valid):
+        with jax.named_scope("target"):
+            hidden = dense.forward(
+                target, batch.tokens, cfg=cfg.target, taps=cfg.drafter.target_layer_ids
+            )
+        sums = losses.drafter_sums(
+            params, target, hidden.features, hidden.final, batch.tokens, batch.loss_mask,
+            positions, valid, cfg=cfg.drafter, loss=cfg.loss, chunk=cfg.anchor_chunk,
+        )  # fmt: skip
+        return losses.objective(sums, cfg.loss), sums
+
+    differentiate = jax.grad(weighted_sums, has_aux=True)
+
+    def accumulate(params: Drafter, target: Target, *inputs):
+        """Gradient of the weighted sum over the batch, part by part; it is divided at the end."""
+        if cfg.microbatches == 1:
+            return differentiate(params, target, *inputs)
+        # Rows that follow one another go to different parts, so that each part has rows of every
+        # device.
+        parts = jax.tree.map(
+            lambda x: x.reshape(-1, cfg.microbatches, *x.shape[1:]).swapaxes(0, 1), inputs
+        )
+
+        def one(total, part):
+            grads, sums = differentiate(params, target, *part)
+            return jax.tree.map(jnp.add, total, (grads, sums)), None
+
+        start = (jax.tree.map(jnp.zeros_like, params), Sums.zeros(cfg.drafter.block_size))
+        return jax.lax.scan(one, start, parts)[0]
+
+    def step(state: TrainState, target: Target, batch: Batch) -> tuple[TrainState, Report]:
+        with jax.named_scope("anchors"):
+            key = jax.random.fold_in(jax.random.key(cfg.seed), state.step)
+            anchors = sample_anchors(key, batch.loss_mask, cfg.drafter.num_anchors)
+        grads, sums = accumulate(state.params, target, batch, *anchors)
+        scale = 1 / jnp.where(sums.weight > 0, sums.weight, 1)
+        grads = jax.tree.map(lambda g: g * scale, grads)
+        with jax.named_scope("update"):
+            updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+            params = optax.apply_updates(state.params, updates)
+        report = Report(sums, optax.global_norm(grads), learning_rate(cfg.optimizer, state.step))
+        return TrainState(state.step + 1, params, opt_state), report
+
+    places = state_shardings(cfg, mesh)
+    return jax.jit(step, donate_argnums=0, out_shardings=(places, sharding.replicated(mesh)))
