@@ -42,10 +42,12 @@ def cached_attention(q: jax.Array, cache: KVCache, limit: jax.Array) -> jax.Arra
     r, t, g, m, h = q.shape
     q = q.transpose(0, 2, 3, 1, 4).reshape(r, g, m * t, h)
     scores = jnp.einsum("rgqh,rgsh->rgqs", q, cache.k, preferred_element_type=_wide(q))
-    visible = jnp.arange(cache.length) < limit[:, None, :, None]
-    scores = (scores * h**-0.5).reshape(r, g, m, t, cache.length)
-    weights = _softmax(scores, visible[:, :, None]).astype(cache.v.dtype)
-    out = jnp.einsum("rgqs,rgsh->rgqh", weights.reshape(r, g, m * t, -1), cache.v)
+    visible = jnp.arange(cache.length) < jnp.tile(limit, (1, m))[:, None, :, None]
+    scores = jnp.where(visible, scores * h**-0.5, -jnp.inf)
+    weights = jnp.exp(scores - scores.max(-1, keepdims=True))
+    # Divided after the product: H numbers a query, where the weights are S.
+    out = jnp.einsum("rgqs,rgsh->rgqh", weights.astype(cache.v.dtype), cache.v)
+    out = (out / weights.sum(-1, keepdims=True)).astype(cache.v.dtype)
     return out.reshape(r, g, m, t, h).transpose(0, 3, 1, 2, 4)
 
 

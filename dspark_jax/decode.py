@@ -186,7 +186,8 @@ def prefill(
         )
     first = verdict.token
     remaining = state.remaining - 1
-    state = state.replace(
+    state = dataclasses.replace(
+        state,
         anchor=first,
         position=lengths.astype(jnp.int32),
         remaining=remaining,
@@ -272,7 +273,7 @@ def decode_round(
     with jax.named_scope("commit"):
         if size:
             draft_cache = _append_context(models, hidden.features, flat, draft_cache)
-        state = state.replace(target_cache=target_cache, draft_cache=draft_cache)
+        state = dataclasses.replace(state, target_cache=target_cache, draft_cache=draft_cache)
         state, committed, emitted = _commit(state, draft, verdict, cfg)
     z = draft.confidence_logits if cfg.trace else None
     if cfg.trace and z is None:
@@ -334,7 +335,8 @@ def _commit(
     emitted = jnp.where(state.active, emitted, 0)
     remaining = state.remaining - emitted
     active = state.active & (remaining > 0) & (until_stop > gained)
-    state = state.replace(
+    state = dataclasses.replace(
+        state,
         anchor=jnp.where(active, verdict.token, state.anchor),
         position=jnp.where(active, state.position + gained, state.position),
         remaining=remaining,

@@ -34,11 +34,17 @@ def create(num_layers: int, shape: tuple[int, int, int, int], dtype) -> tuple[KV
 def append(cache: KVCache, k: jax.Array, v: jax.Array, start: jax.Array) -> KVCache:
     """Writes k, v [R, T, G, H] to positions start[r] .. start[r]+T-1 of each row.
 
-    The caller keeps start + T <= S. Each row is one update of a window: nothing else moves.
+    The caller keeps start + T <= S. Each row and head is one update of a window: nothing else
+    moves. Rows alone would do, but XLA turns an update of a single row into one that it duplicates
+    for the attention behind it, and copies the whole cache for that.
     """
 
+    def update(buffer, new, start):  # [S, H], [T, H], []
+        return jax.lax.dynamic_update_slice(buffer, new, (start, 0))
+
     def write(buffer, new):
-        update = jax.vmap(lambda b, n, s: jax.lax.dynamic_update_slice(b, n, (0, s, 0)))
-        return update(buffer, new.swapaxes(1, 2).astype(buffer.dtype), start)
+        new = new.swapaxes(1, 2).astype(buffer.dtype)
+        starts = jnp.broadcast_to(start[:, None], buffer.shape[:2])
+        return jax.vmap(jax.vmap(update))(buffer, new, starts)
 
     return KVCache(write(cache.k, k), write(cache.v, v))

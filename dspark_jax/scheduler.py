@@ -12,6 +12,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from dspark_jax.config import InputError
+
 Policy = Literal["none", "fixed", "threshold"]
 
 
@@ -25,6 +27,8 @@ def schedule(
     """Verified lengths [R] from confidences c_k [R, K] in [0, 1]; rows not `active` get 0."""
     rows, size = confidence.shape
     if policy == "threshold":
+        if threshold is None:
+            raise InputError("policy='threshold': expected a threshold")
         passes = confidence >= threshold
         lengths = jnp.cumprod(passes.astype(jnp.int32), axis=1).sum(axis=1)
     else:

@@ -69,7 +69,9 @@ def verify_sampled(
     index, verified = _draft_places(flat, draft)
     size = draft.tokens.shape[1]
     p_x = p[index, draft.tokens]
-    q = jnp.zeros((len(flat.offset), 0, p.shape[-1]), p.dtype) if draft.probs is None else draft.probs
+    q = draft.probs
+    if q is None:
+        q = jnp.zeros((len(flat.offset), 0, p.shape[-1]), p.dtype)
     q_x = jnp.take_along_axis(q, draft.tokens[..., None], axis=-1)[..., 0]
     accepted = _leading(accepts(p_x, q_x, noise[ACCEPT, :, :size]) & verified)
     # Only the distribution at the first rejected place is needed; behind the last draft q is 0.

@@ -18,7 +18,7 @@ from infer.summary import mean_accepted_length
 PROMPTS: tuple[Mapping[str, Any], ...] = (
     {"prompt": "def read_text(path, encoding=None):\n"},
     {"prompt": "class Queue:\n    def __init__(self, maxsize=0):\n"},
-    {"turns": ["def is_absolute(path):\n"]},
+    {"turns": ["Complete this function:\ndef is_absolute(path):\n"]},
     {"prompt": "def parse_header(line):\n", "temperature": 1.0},
 )
 MOST_TOKENS = 96

@@ -1,11 +1,11 @@
 """Trains the small target that ships inside the package, with its tokenizer.
 
-    python scripts/train_embedded_target.py --workdir /tmp/embedded --minutes 60
+    python scripts/train_embedded_target.py --workdir runs/target --minutes 60
 
-A byte-level BPE of 1024 tokens and a Qwen3-shaped decoder of 1.5 M parameters, on the standard
+A byte-level BPE of 1024 tokens and a Qwen3-shaped decoder of 1.7 M parameters, on the standard
 library's sources (train/corpus.py names the held-out files) and on its functions as chat turns:
 signature asked, body answered. Writes WORKDIR/target, a Hugging Face folder in bfloat16, every few
-minutes, and WORKDIR/log.jsonl; an interrupted run starts again from nothing.
+minutes, and WORKDIR/log.jsonl. With --start-from it goes on from such a folder, tokenizer included.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class Settings:
     minutes: float = 60.0
     """Wall time of training; the learning rate falls to zero at its end."""
     learning_rate: float = 3e-3
+    start_from: Path | None = None
+    """Folder of a target to go on from."""
     batch: int = 8
     length: int = 256
     seed: int = 0
@@ -67,9 +69,9 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
 def token_stream(tokenizer: Tokenizer, texts: list[str], rng: np.random.Generator) -> np.ndarray:
     """All documents in random order: files, and functions as chat turns."""
     chats = [
-        f"<|im_start|>user\n{head}<|im_end|>\n<|im_start|>assistant\n{body}<|im_end|>\n"
+        f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>\n"
         for text in texts
-        for head, body in corpus.functions(text)
+        for asked, answer in corpus.functions(text)
     ]
     documents = [text + "<|endoftext|>" for text in texts] + chats
     encoded = [np.array(e.ids, np.int32) for e in tokenizer.encode_batch(documents)]
@@ -118,12 +120,16 @@ def main(settings: Settings) -> None:
         max_position=4096,
         stop_token_ids=(SPECIAL.index("<|im_end|>"), SPECIAL.index("<|endoftext|>")),
     )
-    tokenizer = train_tokenizer(texts, cfg.vocab_size)
+    if settings.start_from:
+        _, params = hf.load_target(settings.start_from)
+        tokenizer = Tokenizer.from_file(str(settings.start_from / "tokenizer.json"))
+    else:
+        params = parameters.init(jax.random.key(settings.seed), dense.specs(cfg))
+        tokenizer = train_tokenizer(texts, cfg.vocab_size)
     stream = token_stream(tokenizer, texts, rng)
     held_out = token_stream(tokenizer, corpus.stdlib_texts(held_out=True), rng)
     width = settings.length + 1
     held_out = held_out[: len(held_out) // width * width].reshape(-1, width)
-    params = parameters.init(jax.random.key(settings.seed), dense.specs(cfg))
     print(f"{len(stream):,} tokens, {parameters.count(params):,} parameters", flush=True)
 
     def done(started: float) -> float:

@@ -1,4 +1,4 @@
-"""Checkpoints: the training state and the place in the data, saved together, whole or not at all."""
+"""Checkpoints: training state and place in the data, saved together, whole or not at all."""
 
 from __future__ import annotations
 

@@ -31,6 +31,8 @@ HELD_OUT = (
     "textwrap.py",
 )
 
+REQUEST = "Complete this function:"
+
 
 def stdlib_texts(*, held_out: bool = False) -> list[str]:
     """Sources of the standard library in order of path, or the held-out ones."""
@@ -44,7 +46,7 @@ def stdlib_texts(*, held_out: bool = False) -> list[str]:
 
 
 def functions(text: str, max_chars: int = 1500) -> Iterator[tuple[str, str]]:
-    """Signature and body of the module-level functions of a source, short ones only."""
+    """Question and answer for each short module-level function: its signature, and its body."""
     try:
         module = ast.parse(text)
     except SyntaxError:
@@ -55,4 +57,4 @@ def functions(text: str, max_chars: int = 1500) -> Iterator[tuple[str, str]]:
             start, body, end = node.lineno - 1, node.body[0].lineno - 1, node.end_lineno
             head, tail = "".join(lines[start:body]), "".join(lines[body:end])
             if start < body and len(head) + len(tail) <= max_chars:
-                yield head, tail
+                yield f"{REQUEST}\n{head}", tail

@@ -189,7 +189,7 @@ class Encoder(grain.experimental.FlatMapTransform):
             if prompt[: len(tokens)] != tokens:
                 yield tokens, mask
                 mask = []
-            answer = self.tokenizer.encode(message["content"], special=False) + [self._stop]
+            answer = [*self.tokenizer.encode(message["content"], special=False), self._stop]
             mask += [False] * (len(prompt) - len(mask)) + [True] * len(answer)
             tokens = prompt + answer
         yield tokens, mask
@@ -239,7 +239,9 @@ def make_batches(
     source = Documents(settings.files)
     encoder = Encoder(tokenizer, stop_token_ids, settings.max_length)
     usable = any(encoder.flat_map(source[i]) for i in range(len(source)))
-    require(usable, f"files={list(settings.files)}: no document in them is long enough to learn from")
+    require(
+        usable, f"files={list(settings.files)}: no document in them is long enough to learn from"
+    )
     items = grain.MapDataset.source(source).seed(seed).shuffle().repeat()
     # Little is read ahead: documents may be long, and the devices may be this machine's CPU.
     items = items.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=16))

@@ -31,7 +31,7 @@ from safetensors import SafetensorError
 import configs
 import dspark_jax
 from dspark_jax import losses, sharding
-from dspark_jax.config import TargetConfig, require
+from dspark_jax.config import DrafterConfig, TargetConfig, require
 from dspark_jax.io import cli, hf
 from dspark_jax.io.tokenizer import load_tokenizer
 from dspark_jax.targets import dense
@@ -55,22 +55,27 @@ MANY_LAYERS = 8
 
 def main(args: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
+    settings = parse_arguments(args)
+    try:
+        return train(settings)
+    except (OSError, SafetensorError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+
+
+def parse_arguments(args: Sequence[str]) -> Settings:
+    """The settings that `[PRESET] [--setting value ...]` asks for."""
     presets = sorted(m.name for m in pkgutil.iter_modules(configs.__path__))
     given = bool(args) and not args[0].startswith("-")
     preset = args[0] if given else "tiny"
     require(preset in presets, f"preset {preset!r}: expected one of {', '.join(presets)}")
-    settings = cli.parse(
+    return cli.parse(
         Settings,
         args[1:] if given else args,
         default=importlib.import_module(f"configs.{preset}").SETTINGS,
         prog=f"train.main {preset}",
         description=f"{__doc__}\nPresets: {', '.join(presets)}.",
     )
-    try:
-        return train(settings)
-    except (OSError, SafetensorError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
 
 
 def train(settings: Settings) -> int:
@@ -107,23 +112,28 @@ def prepare(settings: Settings) -> Run:
     target = load_target(settings, folder, target_config, mesh)
     write_workdir(settings)
 
-    cfg = StepConfig(
-        target=target_config,
-        drafter=drafter_config,
-        loss=settings.loss,
-        optimizer=settings.optimizer,
-        seed=settings.seed,
-        dtype=settings.compute.dtype,
-        anchor_chunk=settings.compute.anchor_chunk,
-        microbatches=settings.compute.microbatches,
-    )
+    cfg = step_config(settings, target_config, drafter_config)
     checkpoints = Checkpoints(settings.workdir / "checkpoints", keep=settings.keep)
     if checkpoints.latest is None:
-        state = jax.device_put(init_state(cfg), state_shardings(cfg, mesh))
+        places = state_shardings(cfg, mesh)
+        state = jax.jit(lambda: init_state(cfg), out_shardings=places)()
     else:
         state, place = checkpoints.restore(abstract_state(cfg, mesh))
         batches.set_state(place)
     return Run(settings, cfg, mesh, target, state, batches, checkpoints)
+
+
+def step_config(settings: Settings, target: TargetConfig, drafter: DrafterConfig) -> StepConfig:
+    """What of the settings is compiled into a step."""
+    return StepConfig(
+        target=target,
+        drafter=drafter,
+        loss=settings.loss,
+        optimizer=settings.optimizer,
+        seed=settings.seed,
+        anchor_chunk=settings.compute.anchor_chunk,
+        microbatches=settings.compute.microbatches,
+    )
 
 
 @dataclasses.dataclass
@@ -239,9 +249,7 @@ def target_folder(settings: Settings) -> Path:
     return hf.resolve(settings.target)
 
 
-def load_target(
-    settings: Settings, folder: Path, cfg: TargetConfig, mesh: Mesh
-) -> dense.Target:
+def load_target(settings: Settings, folder: Path, cfg: TargetConfig, mesh: Mesh) -> dense.Target:
     """The frozen target, its layers stacked where the settings say so."""
     places = sharding.parameters(dense.specs(cfg), mesh)
     _, target = hf.load_target(folder, dtype=jnp.dtype(settings.compute.dtype), shardings=places)

@@ -95,9 +95,7 @@ class OptimizerSettings:
     def __post_init__(self):
         _positive(self, "steps", "learning_rate", "clip_norm")
         _fraction(self, "warmup_fraction", "beta1", "beta2")
-        require(
-            self.weight_decay >= 0, f"weight_decay={self.weight_decay}: expected at least 0"
-        )
+        require(self.weight_decay >= 0, f"weight_decay={self.weight_decay}: expected at least 0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,9 +143,7 @@ class Settings:
 
     def __post_init__(self):
         _positive(self, "log_every", "save_every", "keep")
-        require(
-            0 <= self.seed < 2**32, f"seed={self.seed}: expected a number in 0..{2**32 - 1}"
-        )
+        require(0 <= self.seed < 2**32, f"seed={self.seed}: expected a number in 0..{2**32 - 1}")
         require(
             self.data.batch_size % self.compute.microbatches == 0,
             f"microbatches={self.compute.microbatches}: expected a divisor of"

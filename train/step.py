@@ -60,7 +60,6 @@ class StepConfig:
     loss: LossConfig
     optimizer: OptimizerSettings
     seed: int = 0
-    dtype: str = "float32"
     anchor_chunk: int = 32
     microbatches: int = 1
 

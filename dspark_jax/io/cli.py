@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tyro
 
@@ -33,7 +33,11 @@ def parse(
       SystemExit: after `--help`.
     """
     printed, columns = io.StringIO(), os.environ.get("COLUMNS")
-    wanted = {"prog": prog, "description": description, "config": (tyro.conf.OmitArgPrefixes,)}
+    wanted: dict[str, Any] = {
+        "prog": prog,
+        "description": description,
+        "config": (tyro.conf.OmitArgPrefixes,),
+    }
     if default is not None:
         wanted["default"] = default
     if not {"-h", "--help"} & set(args):
@@ -52,19 +56,29 @@ def parse(
             os.environ["COLUMNS"] = columns
 
 
-def _one_line(box: str) -> str:
-    """The message in one of tyro's boxes: its first paragraph, and the option it is about."""
-    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip("│ ") for line in box.splitlines()]
-    lines = [line for line in lines if line and not line.startswith("╭")]
-    end = next((i for i, line in enumerate(lines) if set(line) <= set("─╰╯├┤")), len(lines))
-    message = re.sub(r"^Error parsing (?!-)[^:]*: ", "", " ".join(lines[:end])).rstrip(".")
-    about = lines[end + 1 : end + 3]
+def _one_line(printed: str) -> str:
+    """The message in what tyro prints: its first paragraph, and the option it is about.
+
+    Paragraphs are separated by rules, in a box with the title in its frame; where the output is not
+    known to be UTF-8 there is no frame, and the title is a paragraph of its own.
+    """
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", printed)
+    lines = [line.strip("│ ") for line in plain.splitlines()]
+    parts: list[list[str]] = [[]]
+    for line in lines:
+        if line and set(line) <= set("─╰╯-"):
+            parts.append([])
+        elif line and not line.startswith("╭"):
+            parts[-1].append(line)
+    first = 0 if plain.startswith("╭") else 1
+    message, about = parts[first], parts[first + 1 : first + 2]
+    text = re.sub(r"^Error parsing (?!-)[^:]*: ", "", " ".join(message)).rstrip(".")
     match about:
-        case ["Argument helptext:", option]:
-            return f"{message}, expected {' '.join(option.split())}"
-        case ["Perhaps you meant:", option]:
-            return f"{message}; perhaps you meant {' '.join(option.split())}"
-    return message
+        case [["Argument helptext:", option, *_]]:
+            return f"{text}, expected {' '.join(option.split())}"
+        case [["Perhaps you meant:", option, *_]]:
+            return f"{text}; perhaps you meant {' '.join(option.split())}"
+    return text
 
 
 def run(main: Callable[[], int]) -> int:

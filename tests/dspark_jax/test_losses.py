@@ -124,8 +124,7 @@ def test_masks_logits_and_confidences_of_the_reference(reference):
             assert error < 5e-4 * (1 + np.abs(theirs[counted]).max())
 
 
-@pytest.mark.parametrize("decay", ["decay_4", "decay_7"])
-@pytest.mark.parametrize("chunk", [8, 3])
+@pytest.mark.parametrize(("decay", "chunk"), [("decay_4", 8), ("decay_7", 3)])
 def test_losses_and_gradients_of_the_reference(reference, decay, chunk):
     cfg, params, target, t, expected = reference
     expected = expected[decay]
@@ -363,7 +362,7 @@ def test_memory_does_not_grow_with_the_number_of_anchors(case):
 
 
 def test_reduced_precision_keeps_losses_in_float32(case):
-    value, found = case.run(grad=False)
+    value, _ = case.run(grad=False)
     low, _ = case.run(
         grad=False,
         **{n: case.inputs[n].astype(jnp.bfloat16) for n in ("features", "final_hidden")},

@@ -81,6 +81,9 @@ def test_warp_is_the_sorting_reference_row_by_row(ties, jit):
     np.testing.assert_allclose(probs, expected, rtol=2e-5, atol=1e-7)
 
 
+jit_warp = jax.jit(warp, static_argnames="truncate")
+
+
 @pytest.mark.parametrize(
     ("row", "kept"),
     [
@@ -94,19 +97,20 @@ def test_warp_is_the_sorting_reference_row_by_row(ties, jit):
     ],
 )
 def test_warp_by_hand(row, kept):
-    probs = warp(jnp.log(jnp.array([[0.4, 0.3, 0.2, 0.1]])), settings(row))
+    probs = jit_warp(jnp.log(jnp.array([[0.4, 0.3, 0.2, 0.1]])), settings(row))
     np.testing.assert_allclose(probs[0], np.array(kept) / sum(kept), rtol=1e-5)
 
 
 def test_top_k_keeps_equals_together():
-    probs = warp(jnp.array([[2.0, 1.0, 1.0, 1.0, 0.0]]), settings((1, 2, 1, 0)))
+    probs = jit_warp(jnp.array([[2.0, 1.0, 1.0, 1.0, 0.0]]), settings((1, 2, 1, 0)))
     np.testing.assert_array_equal(probs[0] > 0, [True, True, True, True, False])
 
 
 def test_without_truncation_the_search_can_be_left_out():
     logits = np.random.default_rng(1).normal(size=(2, 30)).astype(np.float32)
     rows = settings((0.8, 0, 1, 0), (0, 0, 1, 0))
-    np.testing.assert_allclose(warp(logits, rows, truncate=False), warp(logits, rows), rtol=1e-6)
+    without = jit_warp(logits, rows, truncate=False)
+    np.testing.assert_allclose(without, jit_warp(logits, rows), rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -114,7 +118,7 @@ def test_greedy_rows_are_one_hot_and_nothing_is_nan(dtype):
     logits = jnp.array([[-jnp.inf, 3.0, 60.0, 60.0], [1e30, -1e30, 0.0, 5.0]], dtype)
     for truncate in (False, True):
         rows = settings((0, 0, 1, 0), (0, 2, 0.5, 0.5))
-        probs = warp(logits, rows, truncate=truncate)
+        probs = jit_warp(logits, rows, truncate=truncate)
         assert probs.dtype == jnp.float32
         np.testing.assert_array_equal(probs, [[0, 0, 1, 0], [1, 0, 0, 0]])
 
@@ -123,7 +127,7 @@ def test_greedy_rows_are_one_hot_and_nothing_is_nan(dtype):
 def test_tiny_temperatures_do_not_overflow(temperature):
     logits = jnp.array([[50.0, 20.0, 60.0]])
     for truncate in (False, True):
-        probs = warp(logits, settings((temperature, 0, 1, 0)), truncate=truncate)
+        probs = jit_warp(logits, settings((temperature, 0, 1, 0)), truncate=truncate)
         np.testing.assert_array_equal(probs, [[0, 0, 1]])
 
 
@@ -180,10 +184,11 @@ def test_sampled_frequencies():
 
 def test_round_noise_of_a_slot_does_not_depend_on_how_many_there_are():
     keys, positions = jax.random.split(jax.random.key(0), 5), jnp.arange(5)
-    wide = round_noise(keys, positions, 7)
+    run = jax.jit(round_noise, static_argnums=2)
+    wide = run(keys, positions, 7)
     assert wide.shape == (3, 5, 7)
-    for slots in (1, 3, 6):
-        np.testing.assert_array_equal(round_noise(keys, positions, slots), wide[:, :, :slots])
+    for slots in (1, 4):
+        np.testing.assert_array_equal(run(keys, positions, slots), wide[:, :, :slots])
 
 
 def test_round_noise_is_fresh_for_each_key_position_purpose_and_slot():
@@ -196,20 +201,17 @@ def test_round_noise_is_fresh_for_each_key_position_purpose_and_slot():
     repeats = noise.size - len(np.unique(noise))
     assert repeats < 5 + 2 * noise.size**2 / 2**24
     for axis in range(4):
-        first, second = np.split(noise[:, :2], 2, axis) if axis == 1 else _halves(noise, axis)
+        size = noise.shape[axis] - 1
+        first, second = np.take(noise, range(size), axis), np.take(noise, range(1, size + 1), axis)
         assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.05
-
-
-def _halves(x, axis):
-    half = x.shape[axis] // 2
-    return np.take(x, range(half), axis), np.take(x, range(half, 2 * half), axis)
 
 
 def test_round_noise_of_a_row_does_not_depend_on_its_neighbours():
     keys, positions = jax.random.split(jax.random.key(1), 4), jnp.array([3, 9, 9, 50])
-    together = round_noise(keys, positions, 4)
+    run = jax.jit(round_noise, static_argnums=2)
+    together = run(keys, positions, 4)
     for row in range(4):
-        alone = round_noise(keys[row : row + 1], positions[row : row + 1], 4)
+        alone = run(keys[row : row + 1], positions[row : row + 1], 4)
         np.testing.assert_array_equal(alone[:, 0], together[:, row])
 
 
@@ -259,10 +261,12 @@ def block(request, tiny_pair):
     )
 
 
-@pytest.mark.parametrize("jit", [False, True])
-def test_drafted_blocks_are_those_of_a_loop(block, jit):
+jit_draft_block = jax.jit(draft_block)
+
+
+@pytest.mark.parametrize("run", [jit_draft_block, draft_block], ids=["jit", "no jit"])
+def test_drafted_blocks_are_those_of_a_loop(block, run):
     kind, params, logits, hidden, anchor, noise = block
-    run = jax.jit(draft_block) if jit else draft_block
     draft = run(params, logits, hidden, anchor, settings(*BLOCK_ROWS), noise)
     assert draft.tokens.dtype == jnp.int32
     assert draft.probs.dtype == jnp.float32
@@ -279,7 +283,7 @@ def test_drafted_blocks_are_those_of_a_loop(block, jit):
 
 def test_greedy_blocks_are_those_of_a_loop(block):
     kind, params, logits, hidden, anchor, noise = block
-    draft = draft_block(params, logits, hidden, anchor)
+    draft = jit_draft_block(params, logits, hidden, anchor)
     assert draft.probs is None
     for r in range(len(anchor)):
         tokens, _ = draft_loop(
@@ -287,13 +291,13 @@ def test_greedy_blocks_are_those_of_a_loop(block):
         )
         np.testing.assert_array_equal(draft.tokens[r], tokens)
     rows = settings(*[(0, 0, 1, 0)] * len(anchor))
-    sampled = draft_block(params, logits, hidden, anchor, rows, noise)
+    sampled = jit_draft_block(params, logits, hidden, anchor, rows, noise)
     np.testing.assert_array_equal(sampled.tokens, draft.tokens)
 
 
 def test_confidence_reads_the_token_before_each_slot(block):
     _, params, logits, hidden, anchor, noise = block
-    draft = draft_block(params, logits, hidden, anchor, settings(*BLOCK_ROWS), noise)
+    draft = jit_draft_block(params, logits, hidden, anchor, settings(*BLOCK_ROWS), noise)
     weight = np.float64(params.confidence.weight)
     inputs = hidden
     if params.head is not None:
@@ -305,12 +309,12 @@ def test_confidence_reads_the_token_before_each_slot(block):
 
 def test_probs_are_what_was_sampled_from_to_the_bit(tiny_pair):
     """Sampling again from the returned array, with the same noise, gives the same tokens."""
-    params, rng, rows = tiny_pair("rnn").drafter, np.random.default_rng(6), 2000
+    params, rng, rows = tiny_pair("rnn").drafter, np.random.default_rng(6), 400
     logits = jnp.asarray(rng.normal(size=(rows, 4, 32)), jnp.bfloat16)
     hidden = jnp.asarray(rng.normal(size=(rows, 4, 16)), jnp.float32)
     noise = jnp.asarray(rng.random((rows, 4)), jnp.float32)
     row = settings(*[(0.9, 12, 0.95, 0.02), (1.3, 0, 1.0, 0.0)] * (rows // 2))
-    draft = jax.jit(draft_block)(params, logits, hidden, jnp.zeros(rows, jnp.int32), row, noise)
+    draft = jit_draft_block(params, logits, hidden, jnp.zeros(rows, jnp.int32), row, noise)
     assert draft.probs.dtype == jnp.float32
     np.testing.assert_allclose(draft.probs.sum(-1), 1, rtol=1e-5)
     np.testing.assert_array_equal(sample(draft.probs, noise), draft.tokens)

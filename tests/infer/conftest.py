@@ -9,14 +9,13 @@ import dataclasses
 import json
 import string
 from pathlib import Path
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from dspark_jax import params as parameters
 from dspark_jax.config import DrafterConfig, TargetConfig
 from dspark_jax.drafters import dspark
 from dspark_jax.io import hf
@@ -73,6 +72,10 @@ def rounds(tokens: list[str], size: int = BLOCK, gated: bool = False) -> list[tu
     return found
 
 
+def zeros(specs: Any) -> Any:
+    return jax.tree.map(lambda spec: np.zeros(spec.shape, np.float32), specs)
+
+
 def write_target(folder: Path) -> tuple[TargetConfig, dense.Target]:
     cfg = TargetConfig(
         vocab_size=len(IDS),
@@ -91,9 +94,8 @@ def write_target(folder: Path) -> tuple[TargetConfig, dense.Target]:
     for token, i in IDS.items():
         if token in string.ascii_lowercase + string.digits + STARTS:
             head[:, IDS[follower(token)]] += embed[i]
-    params = parameters.init(jax.random.key(0), dense.specs(cfg))
-    layers = jax.tree.map(jnp.zeros_like, params.layers)
-    params = dense.Target(jnp.array(embed), layers, params.norm, jnp.array(head))
+    specs = dense.specs(cfg)
+    params = dense.Target(embed, zeros(specs.layers), np.ones(WIDTH, np.float32), head)
     hf.save_target(folder, cfg, params)
     return cfg, params
 
@@ -120,7 +122,7 @@ def write_drafter(folder: Path, target: tuple[TargetConfig, dense.Target]) -> No
         head="vanilla",
         markov_rank=WIDTH + 1,
     )
-    params = parameters.init(jax.random.key(1), dspark.specs(cfg))
+    params = zeros(dspark.specs(cfg))
     w1 = np.concatenate([8 * np.asarray(target_params.embed), np.ones((len(IDS), 1))], axis=1)
     for token in BLIND:
         w1[IDS[token]] = [*w1[IDS["!"], :-1], -1]  # drafts a, and says that it does not know
@@ -130,15 +132,10 @@ def write_drafter(folder: Path, target: tuple[TargetConfig, dense.Target]) -> No
     assert params.head is not None and params.confidence is not None
     params = dataclasses.replace(
         params,
-        norm=jnp.zeros_like(params.norm),
-        head=dataclasses.replace(params.head, w1=_f32(w1), w2=_f32(w2)),
-        confidence=dataclasses.replace(params.confidence, weight=_f32(weight)),
+        head=dataclasses.replace(params.head, w1=np.float32(w1), w2=np.float32(w2)),
+        confidence=dataclasses.replace(params.confidence, weight=np.float32(weight)),
     )
     hf.save_drafter(folder, cfg, params, target=target)
-
-
-def _f32(x: np.ndarray) -> jax.Array:
-    return jnp.array(x, jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,434 @@
+"""The command, on a pair that can be followed by hand (tests/infer/conftest.py)."""
+
+import dataclasses
+import errno
+import json
+import os
+import signal
+import string
+
+import numpy as np
+import pytest
+
+from dspark_jax.io import cli
+from infer import generate, results
+from infer.engine import Engine
+from tests.infer.conftest import BLOCK, IDS, SPECIAL, STOP, continuation, rounds
+
+LIMIT = 12
+PROMPTS = [
+    {"prompt": "abc"},
+    {"prompt": "x", "id": "short"},
+    {"prompt": ""},
+    {"token_ids": [IDS["7"]], "max_new_tokens": 9},
+    b"nonsense",
+    {"prompt": "say !"},
+]
+
+
+@dataclasses.dataclass
+class Command:
+    """Runs `infer.generate` on the pair of this folder in this process."""
+
+    folder: object
+    given: tuple[str, ...]
+    capsys: pytest.CaptureFixture
+
+    @property
+    def output(self):
+        return self.folder / "out.jsonl"
+
+    def write(self, lines):
+        raw = [x if isinstance(x, bytes) else json.dumps(x).encode() for x in lines]
+        (self.folder / "prompts.jsonl").write_bytes(b"\n".join(raw) + b"\n")
+
+    def __call__(self, *args):
+        files = ("--prompts", str(self.folder / "prompts.jsonl"), "--output", str(self.output))
+        return self.bare(*self.given, *files, "--slots", "2", f"--max-new-tokens={LIMIT}", *args)
+
+    def bare(self, *args):
+        self.code = cli.run(lambda: generate.main(args))
+        self.out, self.err = self.capsys.readouterr()
+        return self.code
+
+    def results(self):
+        return [json.loads(line) for line in self.output.read_text().splitlines()]
+
+    def summary(self):
+        return json.loads((self.folder / "summary.json").read_text())
+
+
+@pytest.fixture
+def command(folders, tmp_path, capsys):
+    given = ("--target", str(folders.target), "--draft", str(folders.draft))
+    made = Command(tmp_path, given, capsys)
+    made.write(PROMPTS)
+    return made
+
+
+def expected(last, limit=LIMIT, stop=True):
+    """Fields of a greedy result after the token `last`, without its id."""
+    tokens = continuation(last, limit, stop)
+    stopped = tokens[-1] == SPECIAL[STOP]
+    return {
+        "token_ids": [IDS[t] for t in tokens],
+        "text": "".join(t for t in tokens if t not in SPECIAL),
+        "finish_reason": "stop" if stopped and stop else "length",
+        "completion_tokens": len(tokens),
+        "accepted_lengths": [emitted for emitted, _, _ in rounds(tokens)],
+    }
+
+
+GOOD = {
+    1: {"id": 1, "prompt_tokens": 3, **expected("c")},
+    "short": {"id": "short", "prompt_tokens": 1, **expected("x")},
+    4: {"id": 4, "prompt_tokens": 1, **expected("7", 9)},
+    6: {"id": 6, "prompt_tokens": 5, **expected("!")},
+}
+
+
+def test_results_in_order_with_errors_between(command):
+    assert command() == 0
+    found = command.results()
+    assert [x["id"] for x in found] == [1, "short", 3, 4, 5, 6]
+    assert {x["id"]: x for x in found if x["finish_reason"] != "error"} == GOOD
+    assert GOOD["short"]["finish_reason"] == "stop"
+    assert GOOD["short"]["token_ids"][-1] == STOP
+    assert GOOD[1]["accepted_lengths"] == [1, 4, 1, 4, 1]  # blind behind d and i, and then cut
+    errors = [x["error"] for x in found if x["finish_reason"] == "error"]
+    assert errors[0] == "line 3: the prompt is empty: expected some text"
+    assert errors[1].startswith("line 5: not valid JSON (")
+    assert command.err == f"2 of 6 prompts could not be decoded; the first is {errors[0]}\n"
+    assert command.out.startswith(f"{command.output}: 4 prompts, ")
+
+
+def test_summary_and_trace_by_hand(command):
+    options = ("--policy", "threshold", "--confidence-threshold", "0.5", "--trace")
+    path = str(command.folder / "summary.json")
+    assert command(*options, "--compare-baseline", "--summary", path) == 0
+    done = [x for x in command.results() if x["finish_reason"] != "error"]
+    lasts = [("c", LIMIT), ("x", LIMIT), ("7", 9), ("!", LIMIT)]
+    log = [rounds(continuation(*args), gated=True) for args in lasts]
+    assert [x["verified_lengths"] for x in done] == [[v for _, v, _ in r] for r in log]
+    assert {x["id"]: x["token_ids"] for x in done} == {i: x["token_ids"] for i, x in GOOD.items()}
+    high, low = 1 / (1 + np.exp(-4.0)), 1 / (1 + np.exp(4.0))
+    for line in done:
+        assert all(len(c) == BLOCK for c in line["confidences"])
+        for confidences, verified in zip(line["confidences"], line["verified_lengths"], strict=True):
+            seen = [high] * verified + [low] * (verified < BLOCK)
+            np.testing.assert_allclose(confidences[: len(seen)], seen, rtol=1e-5)
+
+    found, flat = command.summary(), [r for row in log for r in row]
+    whole = [emitted for emitted, _, accepted in flat if emitted == accepted + 1]
+    assert found["mean_accepted_length"] == pytest.approx(np.mean(whole))
+    assert found["verified_tokens_per_request"] == pytest.approx(np.mean([1 + v for _, v, _ in flat]))
+    # The drafter knows when it is wrong, so whatever was verified was accepted.
+    assert found["conditional_acceptance"] == [1.0] * BLOCK
+    tokens = sum(x["completion_tokens"] for x in done)
+    exact = {
+        "requests": 4,
+        "errors": 2,
+        "finished_before": 0,
+        "prompt_tokens": 3 + 1 + 1 + 5,
+        "completion_tokens": tokens,
+        "rounds": len(flat),
+        "policy": "threshold",
+        "block_size": BLOCK,
+        "slots": 2,
+        "dtype": "float32",
+        "device": "cpu",
+        "baseline_mismatches": 0,
+    }
+    assert {name: found[name] for name in exact} == exact
+    assert found["tokens_per_second"] == pytest.approx(tokens / found["wall_seconds"])
+    speedup = found["tokens_per_second"] / found["baseline_tokens_per_second"]
+    assert found["speedup"] == pytest.approx(speedup)
+    assert found["compile_seconds"] > 0
+
+
+def test_plain_decoding(command, folders):
+    command.given = ("--target", str(folders.target), "--draft", "none")
+    path = str(command.folder / "summary.json")
+    assert command("--trace", "--summary", path) == 0
+    for line in command.results():
+        if line["finish_reason"] != "error":
+            assert line["token_ids"] == GOOD[line["id"]]["token_ids"]
+            ones = [1] * (line["completion_tokens"] - 1)
+            assert line["accepted_lengths"] == ones
+            assert line["verified_lengths"] == [0] * len(ones)
+            assert line["confidences"] is None
+    found = command.summary()
+    assert (found["policy"], found["block_size"], found["conditional_acceptance"]) == ("none", 0, [])
+    assert found["mean_accepted_length"] == found["verified_tokens_per_request"] == 1.0
+
+
+def test_goes_on_behind_a_stop_token_when_asked(command):
+    command.write([{"prompt": "x"}, {"prompt": "say !"}])
+    assert command("--ignore-eos") == 0
+    first, second = command.results()
+    assert first["token_ids"][:3] == [IDS["y"], IDS["z"], STOP]
+    assert (first["completion_tokens"], first["finish_reason"]) == (LIMIT, "length")
+    assert second["token_ids"] == GOOD[6]["token_ids"]
+
+
+def test_sampling_by_seed_and_line(command):
+    same = {"prompt": "!", "temperature": 3.0}
+    command.write([same, same, same | {"seed": 5}, same | {"seed": 5}, {"prompt": "abc"}])
+    assert command() == 0
+    first, second, third, fourth, greedy = [x["token_ids"] for x in command.results()]
+    assert len({tuple(first), tuple(second), tuple(third)}) == 3
+    assert third == fourth
+    assert greedy == GOOD[1]["token_ids"]
+    for line in command.results():
+        assert 1 + sum(line["accepted_lengths"]) == line["completion_tokens"]
+    command.output.unlink()
+    assert command("--seed", "1") == 0
+    others = [x["token_ids"] for x in command.results()]
+    assert others[0] != first
+    assert others[2:] == [third, fourth, greedy]
+
+
+def test_interrupted_and_started_again(command, monkeypatch):
+    decode, calls = Engine.decode, []
+
+    def interrupted(self, batch):
+        calls.append(len(batch))
+        if len(calls) == 2:
+            signal.raise_signal(signal.SIGINT)
+        return decode(self, batch)
+
+    monkeypatch.setattr(Engine, "decode", interrupted)
+    assert command() == 130
+    assert command.err == (
+        "interrupted; the same command goes on behind the results that are there\n"
+    )
+    done = command.output.read_bytes()
+    assert [x["id"] for x in command.results()] == [1, "short", 3]
+    with open(command.output, "ab") as file:
+        file.write(b'{"id": 4, "token_ids": [')
+
+    path = str(command.folder / "summary.json")
+    assert command("--summary", path) == 0
+    assert command.output.read_bytes().startswith(done)
+    assert [x["id"] for x in command.results()] == [1, "short", 3, 4, 5, 6]
+    assert {x["id"]: x for x in command.results() if x["finish_reason"] != "error"} == GOOD
+    assert calls == [2, 2, 2]
+    assert (command.summary()["requests"], command.summary()["finished_before"]) == (2, 3)
+
+    whole, figures = command.output.read_bytes(), command.summary()
+    assert command("--summary", path) == 0
+    assert command.out == f"{command.output}: nothing was left to decode\n"
+    assert command.output.read_bytes() == whole
+    assert command.summary() == figures
+    assert len(calls) == 3
+
+    assert command("--temperature", "1") == 2
+    assert "was begun with temperature=0.0, now it is 1.0" in command.err
+    assert command.output.read_bytes() == whole
+
+
+def test_a_full_disk(command, monkeypatch):
+    def full(number):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert command() == 1
+    assert command.err == f"error: {command.output}: No space left on device\n"
+
+
+def test_a_full_disk_for_the_summary(command):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full on this system")
+    assert command("--summary", "/dev/full") == 1
+    assert command.err.splitlines()[-1] == "error: /dev/full: No space left on device"
+    assert len(command.results()) == len(PROMPTS)
+
+
+def fails(command, text, *args):
+    """The command ends with exit code 2, one line that holds `text`, and no files of its own."""
+    before = sorted(command.folder.iterdir())
+    assert command(*args) == 2
+    assert command.out == ""
+    assert command.err.startswith("error: ")
+    assert command.err.count("\n") == 1
+    assert text in command.err
+    assert sorted(command.folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["--policy", "causal"], "--policy causal: comes in a later version"),
+        (["--policy", "delayed"], "--policy delayed: comes in a later version"),
+        (["--cost-table", "t.json"], "--cost-table: comes in a later version"),
+        (["--calibration", "c.json"], "--calibration: comes in a later version"),
+        (["--policy", "best"], "invalid choice 'best' for argument '--policy'"),
+        (["--policy", "threshold"], "expected --confidence-threshold, a number in 0..1"),
+        (["--policy", "threshold", "--confidence-threshold", "2"], "confidence threshold 2.0"),
+        (["--confidence-threshold", "0.5"], "expected with --policy threshold only"),
+        (["--temperature", "-1"], "temperature=-1.0: expected a number 0 or above"),
+        (["--temperature", "nan"], "temperature=nan: expected a number 0 or above"),
+        (["--temperature", "hot"], "could not convert string to float: 'hot'"),
+        (["--temperature"], "Missing value for argument '--temperature'"),
+        (["--top-p", "0"], "top_p=0.0: expected a number above 0, at most 1"),
+        (["--top-p", "1.1"], "top_p=1.1: expected a number above 0, at most 1"),
+        (["--top-k", "-3"], "top_k=-3: expected a number 0 (off) or above"),
+        (["--min-p", "1.1"], "min_p=1.1: expected a number in 0..1"),
+        (["--seed", "-1"], "seed=-1: expected a number in 0..2^32-1"),
+        (["--max-new-tokens", "0"], "max_new_tokens=0: expected a whole number above 0"),
+        (["--slots", "0"], "--slots 0: expected a whole number above 0"),
+        (["--block-size", "0"], f"block size 0: expected 1..{BLOCK}"),
+        (["--block-size", str(BLOCK + 1)], f"block size {BLOCK + 1}: expected 1..{BLOCK}"),
+        (["--draft", "none", "--block-size", "2"], "--block-size: expected with a drafter only"),
+        (["--draft", "none", "--policy", "fixed"], "policy 'fixed' needs a drafter"),
+        (["--dtype", "float64"], "Expected one of ('float32', 'bfloat16')"),
+        (["--tmperature", "1"], "perhaps you meant --temperature FLOAT"),
+        (["--prompts", "absent.jsonl"], "absent.jsonl: cannot be read"),
+        (["--output", "absent/out.jsonl"], "--output absent/out.jsonl: no such folder as absent"),
+        (["--summary", "absent/s.json"], "--summary absent/s.json: no such folder as absent"),
+        (["--target", "./absent"], "./absent: no such folder"),
+        (["--draft", "./absent"], "./absent: no such folder"),
+    ],
+)
+def test_bad_arguments(command, args, text):
+    fails(command, text, *args)
+
+
+def test_arguments_that_belong_together(command):
+    for args, text in (
+        (["--prompts", "p.jsonl"], "--prompts and --output: expected both"),
+        (["--output", "o.jsonl"], "--prompts and --output: expected both"),
+        (["--target", "t"], "--target without --draft: expected a drafter, or --draft none"),
+    ):
+        assert command.bare(*args) == 2
+        assert command.err.startswith(f"error: {text}")
+        assert command.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "text"),
+    [
+        ([{"prompt": "a", "id": 2}, {"prompt": "b"}], "line 2: id 2 is that of line 1"),
+        ([b"nonsense"], "prompts.jsonl line 1: not valid JSON (Expecting value, column 1)"),
+        ([b"{}", {"token_ids": [999]}], "prompts.jsonl line 1: expected one of prompt, messages"),
+        ([{"token_ids": [999]}], "line 1: token id 999: expected 0..259"),
+        ([{"prompt": "a" * 128}], "leaves no room: the target holds 128 positions"),
+        ([{"prompt": "a", "temperature": -1}], "line 1: temperature=-1.0: expected"),
+        ([b""], "no prompts in it"),
+    ],
+)
+def test_bad_prompts(command, lines, text):
+    command.write(lines)
+    fails(command, text)
+
+
+def test_an_output_of_something_else(command):
+    command.output.write_text("my notes\n")
+    fails(command, "out.jsonl: exists, and without out.jsonl.meta.json it cannot be continued")
+    assert command.output.read_text() == "my notes\n"
+
+
+def copy_of(folder, place, **changes):
+    """A copy of a model's folder in which some of config.json is changed, or gone (None)."""
+    place.mkdir()
+    for path in folder.iterdir():
+        (place / path.name).write_bytes(path.read_bytes())
+    values = json.loads((place / "config.json").read_text()) | changes
+    text = json.dumps({name: x for name, x in values.items() if x is not None})
+    (place / "config.json").write_text(text)
+    return place
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"architectures": ["Mystery"]}, "architecture 'Mystery' is not known"),
+        ({"hidden_size": 32}, "has shape"),
+        ({"num_target_layers": 2}, "num_target_layers is 2 in the drafter and 1 in the target"),
+        ({"target_layer_ids": None}, "target_layer_ids is missing"),
+        ({"target_layer_ids": [0]}, "the last layer, 0, cannot be tapped"),
+        ({"target_layer_ids": [5]}, "target_layer_ids=[5]: expected different layers in -1..-1"),
+        ({"markov_rank": 0, "confidence_head_with_markov": True}, "markov_rank=0 with a confidence"),
+        ({"block_size": 0}, "block_size=0: expected a whole number above 0"),
+        ({"mask_token_id": 999}, "mask_token_id=999: expected an id in 0..259"),
+    ],
+)
+def test_bad_drafters(command, folders, tmp_path_factory, changes, text):
+    place = copy_of(folders.draft, tmp_path_factory.mktemp("bad") / "draft", **changes)
+    fails(command, text, "--draft", str(place))
+
+
+def test_bad_model_files(command, folders, tmp_path_factory):
+    root = tmp_path_factory.mktemp("bad")
+    truncated = copy_of(folders.target, root / "truncated")
+    weights = (truncated / "model.safetensors").read_bytes()
+    (truncated / "model.safetensors").write_bytes(weights[:-10])
+    fails(command, "not a whole safetensors file", "--target", str(truncated))
+    (truncated / "model.safetensors").unlink()
+    fails(command, "expected model.safetensors or", "--target", str(truncated))
+    (truncated / "config.json").unlink()
+    fails(command, "no config.json in this folder", "--target", str(truncated))
+    silent = copy_of(folders.target, root / "silent")
+    (silent / "tokenizer.json").unlink()
+    fails(command, "no tokenizer.json in this folder", "--target", str(silent))
+
+
+def test_a_drafter_without_confidence(command, folders, tmp_path_factory):
+    place = tmp_path_factory.mktemp("plain") / "draft"
+    place = copy_of(folders.draft, place, enable_confidence_head=False)
+    options = ("--policy", "threshold", "--confidence-threshold", "0.5")
+    fails(command, "needs a drafter with a confidence head", "--draft", str(place), *options)
+
+
+def test_batches_hold_as_many_as_can_be_decoded():
+    def prompt(good):
+        return generate.Prompt(0, generate.Request((1,)) if good else None)
+
+    for pattern in ("", "g", "b", "ggb", "gggbb", "bgbgbgb", "bbbb", "gggg"):
+        prompts = [prompt(letter == "g") for letter in pattern]
+        parts = list(generate.batches(prompts, 2))
+        assert [p for part in parts for p in part] == prompts
+        sizes = [sum(p.request is not None for p in part) for part in parts]
+        assert all(size == 2 for size in sizes[:-1])
+        assert all(part for part in parts)
+
+
+def test_help_names_every_option(capsys):
+    with pytest.raises(SystemExit) as stop:
+        generate.main(["--help"])
+    assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    for name in ("target", "draft", "prompts", "output", "temperature", "top-p", "top-k", "min-p",
+                 "max-new-tokens", "slots", "policy", "block-size", "confidence-threshold",
+                 "cost-table", "calibration", "dtype", "summary", "trace", "compare-baseline",
+                 "ignore-eos", "thinking", "seed"):  # fmt: skip
+        assert f"--{name}" in shown
+
+
+def test_built_in_prompts(command):
+    assert command.bare(*command.given, "--max-new-tokens", str(LIMIT)) == 0
+    assert command.out.count("temperature 0: ") == 3
+    assert command.out.count("temperature 1: ") == 1
+    first = continuation("Ċ", LIMIT)  # the prompts end in a line break
+    assert "  | " + "".join(first) + "\n" in command.out
+    assert "accepted length " in command.out
+    assert f"tokens/s with {BLOCK} drafts a round, " in command.out
+    assert "speed-up " in command.out
+    assert command.err == ""
+
+
+def test_meta_holds_what_decides_the_results(command):
+    settings = cli.parse(generate.Settings, command.given, prog="x", description="")
+    files = {"prompts", "output", "summary", "cost_table", "calibration"}
+    decisive = settings.decisive()
+    assert json.loads(json.dumps(decisive)) == decisive
+    names = {f.name for f in dataclasses.fields(settings)}
+    assert names - decisive.keys() == files | {"slots", "compare_baseline"}
+    assert results.meta_path(command.output).name == "out.jsonl.meta.json"
+
+
+def test_the_pair_is_what_these_tests_take_it_for():
+    assert continuation("x", 9) == ["y", "z", SPECIAL[STOP]]
+    assert rounds(list(string.ascii_lowercase[:6])) == [(4, 3, 3), (1, 3, 3)]
+    assert rounds(list(string.ascii_lowercase[2:8])) == [(2, 3, 1), (3, 3, 3)]
+    assert rounds(list(string.ascii_lowercase[2:8]), gated=True)[0] == (2, 1, 1)

@@ -1,0 +1,179 @@
+import json
+import os
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+from dspark_jax.io import cli, hf
+from train import main as train_main
+from train.checkpoint import Checkpoints, SaveError
+from train.main import main
+
+SMALL = [
+    *("--num-layers", "1"),
+    *("--block-size", "2"),
+    *("--markov-rank", "4"),
+    *("--target-layer-ids", "0", "2"),
+    *("--num-anchors", "4"),
+    *("--max-length", "32"),
+    *("--batch-size", "2"),
+    *("--steps", "6"),
+    *("--log-every", "2"),
+    *("--save-every", "4"),
+    *("--devices", "1"),
+]
+
+
+@pytest.fixture
+def command(small_target, text_file, tmp_path):
+    """Runs the command in a workdir of that name, with small settings unless others are given."""
+
+    def run(name: str, *args: str) -> int:
+        given = ["--workdir", str(tmp_path / name), "--target", str(small_target)]
+        return cli.run(lambda: main([*given, "--files", str(text_file), *SMALL, *args]))
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def finished(small_target, text_file, tmp_path_factory):
+    """Workdir of a run that nothing interrupted."""
+    workdir = tmp_path_factory.mktemp("whole") / "run"
+    args = ["--workdir", str(workdir), "--target", str(small_target), "--files", str(text_file)]
+    assert main([*args, *SMALL]) == 0
+    return workdir
+
+
+def records(workdir):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_leaves_what_it_promises(finished):
+    assert {p.name for p in finished.iterdir()} == {
+        "checkpoints", "config.json", "drafter", "metrics.jsonl", "tensorboard",
+    }  # fmt: skip
+    assert json.loads((finished / "config.json").read_text())["block_size"] == 2
+    assert any((finished / "tensorboard").iterdir())
+    found = records(finished)
+    assert [r["step"] for r in found] == [2, 4, 6]
+    for record in found:
+        assert all(np.isfinite(v) for v in record.values())
+        assert 1 <= record["expected_accepted_length"] <= 3
+        assert record["tokens_per_second"] > 0
+    wanted = "loss ce_loss tv_loss confidence_loss acceptance_1 acceptance_2 confidence_bias"
+    assert {*wanted.split(), "confidence_error", "grad_norm", "learning_rate"} <= found[0].keys()
+    assert found[-1]["loss"] < found[0]["loss"]
+
+
+def test_the_exported_drafter_is_the_last_checkpoint(finished, small_target):
+    cfg, params = hf.load_drafter(finished / "drafter")
+    assert (cfg.block_size, cfg.target_layer_ids, cfg.num_target_layers) == (2, (0, 2), 4)
+    cfg.check_fits(hf.load_target_config(small_target))
+    checkpoints = Checkpoints(finished / "checkpoints", keep=2)
+    assert checkpoints.latest == 6
+    settings = train_main.parse_arguments(["--workdir", str(finished), *SMALL])
+    state, _ = checkpoints.restore(abstract(settings, small_target))
+    checkpoints.close()
+    jax.tree.map(np.testing.assert_array_equal, params, state.params)
+
+
+def abstract(settings, folder):
+    target = hf.load_target_config(folder)
+    cfg = train_main.step_config(settings, target, settings.drafter.config(target))
+    mesh = train_main.sharding.make_mesh(1)
+    return train_main.abstract_state(cfg, mesh)
+
+
+def test_a_stopped_run_goes_on_as_if_nothing_had_been(
+    command, finished, tmp_path, monkeypatch, capsys
+):
+    steps = []
+
+    def advance(self):
+        steps.append(1)
+        if len(steps) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(train_main.Logs, "advance", advance)
+        assert command("run") == 128 + signal.SIGTERM
+    assert len(steps) == 3
+    assert "stopped at step 3 of 6" in capsys.readouterr().err
+    workdir = tmp_path / "run"
+    assert not (workdir / "drafter").exists()
+    with (workdir / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "loss": 1.0}\n{"ste')  # as if it had been killed later
+    assert command("run") == 0
+    assert [r["step"] for r in records(workdir)] == [2, 4, 6]
+    _, expected = hf.load_drafter(finished / "drafter")
+    _, found = hf.load_drafter(workdir / "drafter")
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_workdir_with_other_settings_is_left_alone(finished, small_target, text_file, capsys):
+    before = {p: p.stat().st_mtime_ns for p in finished.rglob("*")}
+    args = ["--workdir", str(finished), "--target", str(small_target), "--files", str(text_file)]
+    assert cli.run(lambda: main([*args, *SMALL, "--learning-rate", "0.5"])) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert "config.json: learning_rate is 0.002 there and 0.5 now" in message
+    assert before == {p: p.stat().st_mtime_ns for p in finished.rglob("*")}
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--learning-rate", "fast"], "--learning-rate"),
+        (["--learning-rate", "-1"], "learning_rate=-1.0: expected"),
+        (["--lerning-rate", "1"], "--lerning-rate"),
+        (["--head", "big"], "--head"),
+        (["--steps"], "--steps"),
+        (["--loss-decay", "0"], "loss_decay=0.0: expected"),
+        (["--block-size", "0"], "block_size=0: expected"),
+        (["--mask-token-id", "264"], "mask_token_id=264: expected an id in 0..263"),
+        (["--target-layer-ids", "0", "3"], "the last layer, 3, cannot be tapped"),
+        (["--markov-rank", "0"], "markov_rank=0"),
+        (["--confidence-weight", "0"], "confidence_weight=0.0"),
+        (["--microbatches", "3"], "microbatches=3: expected a divisor"),
+        (["--devices", "8"], "expected a multiple of the 8 devices"),
+        (["--devices", "999"], "devices=999"),
+        (["--files", "nowhere.txt"], "nowhere.txt: no such file"),
+        (["--target", "nowhere"], "nowhere: no such folder"),
+    ],
+)
+def test_bad_settings_are_one_line_and_write_nothing(command, tmp_path, capsys, args, expected):
+    assert command("run", *args) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ")
+    assert message.count("\n") == 1
+    assert expected in message
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_preset_lists_those_there_are(capsys):
+    assert cli.run(lambda: main(["huge"])) == 2
+    message = capsys.readouterr().err
+    assert "preset 'huge'" in message
+    assert "qwen3_4b, qwen3_4b_dflash, qwen3_4b_rnn" in message
+
+
+def test_help_lists_settings_and_presets(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["qwen3_8b_rnn", "--help"])
+    assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    assert "--learning-rate" in shown
+    assert "0.0006" in shown
+    assert "qwen3_14b_dflash" in shown
+
+
+def test_a_full_disk_is_exit_code_1(command, monkeypatch, capsys):
+    def save(self, step, state, data):
+        raise SaveError(f"no room for step {step}")
+
+    monkeypatch.setattr(Checkpoints, "save", save)
+    assert command("run") == 1
+    assert capsys.readouterr().err == "error: no room for step 4\n"

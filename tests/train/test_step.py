@@ -1,0 +1,145 @@
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from dspark_jax import losses, sharding
+from dspark_jax import params as parameters
+from dspark_jax.anchors import sample_anchors
+from dspark_jax.losses import LossConfig
+from dspark_jax.targets import dense
+from train.optimizer import make_optimizer
+from train.settings import DrafterSettings, OptimizerSettings
+from train.step import Batch, StepConfig, init_state, make_step, state_shardings
+
+B, S = 8, 24
+
+
+@pytest.fixture(scope="module")
+def cfg(small_config) -> StepConfig:
+    drafter = DrafterSettings(
+        num_layers=1, block_size=3, markov_rank=4, target_layer_ids=(0, 2), num_anchors=6
+    )
+    return StepConfig(
+        small_config,
+        drafter.config(small_config),
+        LossConfig(),
+        OptimizerSettings(steps=10, learning_rate=1e-2),
+        anchor_chunk=6,
+    )
+
+
+@pytest.fixture(scope="module")
+def target(small_config):
+    return parameters.init(jax.random.key(9), dense.specs(small_config))
+
+
+@pytest.fixture(scope="module")
+def batch() -> Batch:
+    rng = np.random.default_rng(0)
+    mask = np.ones((B, S), bool)
+    mask[0, 10:] = mask[3, 4:] = mask[5] = False  # unequal counts on the devices
+    return Batch(rng.integers(0, 264, (B, S)).astype(np.int32), mask)
+
+
+def run(cfg, target, batch, *, steps=2, devices=1, model=1):
+    """State and report after some steps, on the host."""
+    mesh = sharding.make_mesh(devices, model)
+    state = jax.device_put(init_state(cfg), state_shardings(cfg, mesh))
+    places = sharding.parameters(dense.specs(cfg.target), mesh)
+    target = jax.device_put(target, places)
+    batch = jax.device_put(batch, sharding.batch(mesh))
+    step = make_step(cfg, mesh)
+    for _ in range(steps):
+        state, report = step(state, target, batch)
+    assert state.params.fc.sharding == state_shardings(cfg, mesh).params.fc
+    return jax.device_get((state, report))
+
+
+@pytest.fixture(scope="module")
+def plain(cfg, target, batch):
+    return run(cfg, target, batch)
+
+
+def assert_close(a, b, *, tolerance):
+    """Parameters and sums; the moments follow from them."""
+    for x, y in ((a[0].params, b[0].params), (a[1].sums, b[1].sums)):
+        jax.tree.map(lambda u, v: np.testing.assert_allclose(u, v, rtol=1e-4, atol=tolerance), x, y)
+
+
+def test_one_step_is_the_optimizer_on_the_loss(cfg, target, batch):
+    """Written out without jit: forward, anchors of the step's key, mean loss, AdamW."""
+    state = init_state(cfg)
+    hidden = dense.forward(target, batch.tokens, cfg=cfg.target, taps=cfg.drafter.target_layer_ids)
+    drawn = sample_anchors(
+        jax.random.fold_in(jax.random.key(cfg.seed), 0), batch.loss_mask, cfg.drafter.num_anchors
+    )
+
+    def loss(params):
+        return losses.drafter_loss(
+            params, target, hidden.features, hidden.final, batch.tokens, batch.loss_mask, *drawn,
+            cfg=cfg.drafter, loss=cfg.loss, chunk=6,
+        )  # fmt: skip
+
+    (value, _), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
+    updates, _ = make_optimizer(cfg.optimizer).update(grads, state.opt_state, state.params)
+    expected = jax.tree.map(lambda p, u: p + u, state.params, updates)
+    after, report = run(cfg, target, batch, steps=1)
+    assert after.step == 1
+    sums = report.sums
+    np.testing.assert_allclose(losses.objective(sums, cfg.loss) / sums.weight, value, rtol=1e-5)
+    # Adam's first update is a sign: where a gradient is rounding alone, it may be either.
+    same = jax.tree.map(lambda a, b: np.isclose(a, b, atol=1e-5).mean(), after.params, expected)
+    assert min(jax.tree.leaves(same)) > 0.97
+
+
+@pytest.mark.parametrize(("devices", "model"), [(8, 1), (8, 2)])
+def test_a_mesh_gives_what_one_device_gives(cfg, target, batch, plain, devices, model):
+    found = run(cfg, target, batch, devices=devices, model=model)
+    assert_close(found, plain, tolerance=1e-4)
+
+
+def test_microbatches_give_what_the_whole_batch_gives(cfg, target, batch, plain):
+    found = run(dataclasses.replace(cfg, microbatches=4), target, batch)
+    assert_close(found, plain, tolerance=1e-4)
+
+
+def test_stacked_layers_of_the_target_give_the_same(cfg, target, batch, plain):
+    mesh = sharding.make_mesh(1)
+    state = jax.device_put(init_state(cfg), state_shardings(cfg, mesh))
+    step, stacked = make_step(cfg, mesh), dense.stack_layers(target)
+    for _ in range(2):
+        state, report = step(state, stacked, batch)
+    assert_close(jax.device_get((state, report)), plain, tolerance=1e-4)
+
+
+def test_training_lowers_the_loss_and_leaves_the_target(cfg, target, batch):
+    before = jax.tree.map(np.array, target)
+    longer = dataclasses.replace(cfg, optimizer=OptimizerSettings(steps=40, learning_rate=1e-2))
+    losses_at = [
+        float(losses.objective(r.sums, cfg.loss) / r.sums.weight)
+        for r in (run(longer, target, batch, steps=n)[1] for n in (1, 40))
+    ]
+    assert losses_at[1] < 0.9 * losses_at[0]
+    jax.tree.map(np.testing.assert_array_equal, target, before)
+
+
+def test_a_batch_without_anchors_changes_nothing(cfg, target, batch):
+    empty = batch.replace(loss_mask=np.zeros((B, S), bool))
+    state, report = run(cfg, target, empty, steps=1)
+    jax.tree.map(
+        np.testing.assert_array_equal, state.params, jax.device_get(init_state(cfg).params)
+    )
+    assert report.grad_norm == 0
+
+
+def test_a_bfloat16_target_keeps_float32_masters(cfg, target, batch):
+    """The pass runs in the dtype of the target."""
+    target = jax.tree.map(lambda x: x.astype("bfloat16"), target)
+    state, report = run(cfg, target, batch, steps=1)
+    assert {x.dtype for x in jax.tree.leaves(state.params)} == {np.dtype("float32")}
+    wide = jax.tree.map(lambda x: x.astype("float32"), target)
+    expected = run(cfg, wide, batch, steps=1)[1].sums
+    np.testing.assert_allclose(report.sums.ce, expected.ce, rtol=0.02)
+    assert report.sums.ce != expected.ce
