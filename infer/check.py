@@ -10,6 +10,7 @@ not; 2: a folder that cannot be read, or a drafter that does not fit.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ import numpy as np
 import tyro
 
 from dspark_jax import generation
-from dspark_jax.config import DrafterConfig, TargetConfig, TransformerConfig
+from dspark_jax.config import DrafterConfig, TargetConfig, TransformerConfig, require
 from dspark_jax.decode import Models
 from dspark_jax.generation import Pair, Request
 from dspark_jax.io import cli, hf
@@ -56,6 +57,8 @@ class Settings:
 def main(args: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     settings = cli.parse(Settings, args, prog="infer.check", description=__doc__ or "")
+    limit = settings.max_new_tokens
+    require(limit >= 1, f"--max-new-tokens {limit}: expected a whole number above 0")
     target, draft = hf.resolve(settings.target), hf.resolve(settings.draft)
     pair = generation.load(target, draft, dtype=jnp.dtype(settings.dtype))
     models = pair.models
@@ -67,7 +70,7 @@ def main(args: Sequence[str]) -> int:
     copies = compare_copies(target, draft, models.target_config)
     for line, _ in copies:
         print(f"copies     {line}")
-    line, same = compare_greedy(pair, settings.max_new_tokens)
+    line, same = compare_greedy(pair, limit)
     print(f"greedy     {line}")
     good = same and all(ok for _, ok in copies)
     print("check      passed" if good else "check      FAILED")
@@ -198,7 +201,8 @@ def _first_difference(
     pairs = enumerate(zip(tokens, plain, strict=False))
     where = next((i for i, (a, b) in pairs if a != b), min(len(tokens), len(plain)))
     before = jnp.array([[*prompt, *plain[:where]]])
-    hidden = dense.forward(models.target, before, cfg=models.target_config)
+    forward = jax.jit(functools.partial(dense.forward, cfg=models.target_config))
+    hidden = forward(models.target, before)
     logits = dense.logits(models.target, hidden.final[0, -1]).astype(jnp.float32)
     best = float(logits.max())
     return where, best - float(logits[tokens[where]]), best

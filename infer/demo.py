@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,19 +15,19 @@ from infer.engine import Engine, Run
 from infer.requests import Line
 from infer.summary import mean_accepted_length
 
-PROMPTS: tuple[Mapping[str, Any], ...] = (
-    {"prompt": "def read_text(path, encoding=None):\n"},
-    {"prompt": "class Queue:\n    def __init__(self, maxsize=0):\n"},
+PROMPTS: tuple[dict[str, Any], ...] = (
+    {"prompt": "def read_text(path, encoding=None):"},
+    {"prompt": "class Queue:\n    def __init__(self, maxsize=0):"},
     {"turns": ["Complete this function:\ndef is_absolute(path):\n"]},
-    {"prompt": "def parse_header(line):\n", "temperature": 1.0},
+    {"prompt": "def parse_header(line):", "temperature": 1.0},
 )
 MOST_TOKENS = 96
 REPEATS = 3
 
 WHY_SLOW = (
-    "A target this small is bound by arithmetic and by the overhead of each operation, not by reading"
-    " its weights, so checking K tokens costs nearly K times as much as making one; for a real model"
-    " see docs/results.md."
+    "A target this small is bound by arithmetic and by the overhead of each operation, not by"
+    " reading its weights, so checking K tokens costs nearly K times as much as making one; for a"
+    " real model see docs/results.md."
 )
 
 

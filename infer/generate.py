@@ -98,7 +98,7 @@ def make_engine(settings: Settings, pair: Pair, asked: Sequence[Request]) -> Eng
     cfg = generation.decode_config(
         pair.models,
         asked,
-        policy=settings.policy,
+        policy=settings.scheduling,
         threshold=settings.confidence_threshold,
         ignore_stop=settings.ignore_eos,
         trace=settings.trace and drafter is not None and drafter.confidence_head,

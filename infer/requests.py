@@ -1,7 +1,7 @@
 """Prompts of a JSONL file, and what can be wrong with each line.
 
-A line holds one of `prompt` (text as it stands), `messages` (a chat), `turns` (strings; the first is
-asked as a chat) or `token_ids`; optionally `id`, and settings of its own that go before those of
+A line holds one of `prompt` (text as it stands), `messages` (a chat), `turns` (strings; the first
+is asked as a chat) or `token_ids`; optionally `id`, and settings of its own that go before those of
 the command line. Other fields are left alone: data sets have plenty.
 """
 
@@ -108,7 +108,9 @@ def build(line: Line, pair: Pair, *, defaults: Request, thinking: bool = False) 
         require(line.error is None, line.error or "")
         ids = _token_ids(line.fields, pair.tokenizer, thinking)
         given = {name: line.fields.get(name) for name in SETTINGS}
-        own = {name: _setting(name, x) for name, x in given.items() if x is not None}
+        own: dict[str, Any] = {
+            name: _setting(name, x) for name, x in given.items() if x is not None
+        }
         stream = 0 if "seed" in own else line.number
         request = dataclasses.replace(defaults, token_ids=ids, stream=stream, **own)
         return Prompt(line.id, fit(request, pair.models.target_config))

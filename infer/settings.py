@@ -9,11 +9,10 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from dspark_jax import generation
-from dspark_jax.config import require
+from dspark_jax.config import InputError, require
 from dspark_jax.generation import EMBEDDED, Pair, Request
+from dspark_jax.scheduler import Policy
 from infer import results
-
-LATER = ("causal", "delayed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +70,16 @@ class Settings:
         return self.draft != "none"
 
     @property
+    def scheduling(self) -> Policy | None:
+        """The policy, if there is one and this version has it."""
+        if self.policy in ("causal", "delayed"):
+            raise InputError(
+                f"--policy {self.policy}: comes in a later version, expected fixed, threshold or"
+                " none"
+            )
+        return self.policy
+
+    @property
     def defaults(self) -> Request:
         """A request with these settings, without its prompt."""
         names = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed")
@@ -80,10 +89,7 @@ class Settings:
         """Raises `InputError` for what is wrong whatever the models are."""
         for option, value in (("cost-table", self.cost_table), ("calibration", self.calibration)):
             require(value is None, f"--{option}: comes in a later version, expected to be absent")
-        require(
-            self.policy not in LATER,
-            f"--policy {self.policy}: comes in a later version, expected fixed, threshold or none",
-        )
+        policy = self.scheduling
         require(
             (self.prompts is None) == (self.output is None),
             "--prompts and --output: expected both, or neither for the prompts of the package",
@@ -97,7 +103,7 @@ class Settings:
             self.block_size is None or self.drafts,
             "--block-size: expected with a drafter only, not with --draft none",
         )
-        threshold = self.policy == "threshold"
+        threshold = policy == "threshold"
         require(
             self.confidence_threshold is None or threshold,
             "--confidence-threshold: expected with --policy threshold only",
@@ -105,6 +111,15 @@ class Settings:
         require(
             not threshold or self.confidence_threshold is not None,
             "--policy threshold: expected --confidence-threshold, a number in 0..1",
+        )
+        require(
+            self.summary is None or self.prompts is not None,
+            "--summary: expected with --prompts only",
+        )
+        files = [p.resolve() for p in (self.prompts, self.output, self.summary) if p is not None]
+        require(
+            len(set(files)) == len(files),
+            "--prompts, --output and --summary: expected different files",
         )
         self.defaults.check(vocab_size=1, max_position=2)
         for option, path in (("--output", self.output), ("--summary", self.summary)):

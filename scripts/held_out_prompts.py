@@ -35,7 +35,8 @@ def main(settings: Settings) -> None:
         for number in range(settings.prompts):
             text = texts[number % len(texts)]
             start = text.rindex("\n", 0, rng.integers(2, len(text) - settings.characters)) + 1
-            prompt = text[start : start + settings.characters]
+            # A lone space or line break at the end would be a token that text never has there.
+            prompt = text[start : start + settings.characters].rstrip()
             print(json.dumps({"id": number, "prompt": prompt}), file=file)
 
 

@@ -16,7 +16,7 @@ def learning_rate(settings: OptimizerSettings, step: jax.Array | int) -> jax.Arr
     cosine both have; would be 0 at `step == settings.steps`. The whole curve stays within the peak.
     """
     count = jnp.asarray(step, jnp.float32)
-    warmup = round(settings.warmup_fraction * settings.steps)
+    warmup = min(round(settings.warmup_fraction * settings.steps), settings.steps - 1)
     rising = (count + 1) / max(warmup, 1)
     done = jnp.clip((count - warmup) / max(settings.steps - warmup, 1), 0, 1)
     falling = 0.5 * (1 + jnp.cos(jnp.pi * done))

@@ -1,8 +1,8 @@
 """A pair small enough to follow by hand.
 
 The target says what comes next from the last token alone: a, b, .. z and then its stop token, or
-0, 1, .. 9, 0, .. for ever; after a space, a line break or ! comes a. The drafter knows that, except for what comes
-after `BLIND`, where it is wrong, and its confidence head knows where that is.
+0, 1, .. 9, 0, .. for ever; after a space, a line break or ! comes a. The drafter knows that, except
+for what comes after `BLIND`, where it is wrong, and its confidence head knows where that is.
 """
 
 import dataclasses
@@ -57,7 +57,7 @@ def continuation(last: str, limit: int, stop: bool = True) -> list[str]:
 
 
 def rounds(tokens: list[str], size: int = BLOCK, gated: bool = False) -> list[tuple[int, int, int]]:
-    """Emitted, verified and accepted of each round that makes `tokens` (the prefill made the first).
+    """Emitted, verified, accepted of each round that makes `tokens`; the prefill made the first.
 
     `gated`: nothing is verified from the first draft on that the drafter has no confidence in.
     """
@@ -129,7 +129,6 @@ def write_drafter(folder: Path, target: tuple[TargetConfig, dense.Target]) -> No
     w2 = np.concatenate([np.asarray(target_params.lm_head), np.zeros((1, len(IDS)))])
     weight = np.zeros(2 * WIDTH + 1)
     weight[-1] = 4
-    assert params.head is not None and params.confidence is not None
     params = dataclasses.replace(
         params,
         head=dataclasses.replace(params.head, w1=np.float32(w1), w2=np.float32(w2)),

@@ -9,7 +9,7 @@ from infer.summary import compare, conditional_acceptance, in_words, mean_accept
 
 def completion(rounds, tokens=None):
     """From (emitted, verified, accepted) of each round."""
-    emitted, verified, accepted = ([list(x) for x in zip(*rounds, strict=True)] or [[], [], []])
+    emitted, verified, accepted = [list(x) for x in zip(*rounds, strict=True)] or [[], [], []]
     ids = tokens or [0] * (1 + sum(emitted))
     return Completion(1, ids, "", "length", emitted, verified, accepted, None)
 

@@ -91,7 +91,11 @@ def raising(error):
         (lambda: 0, 0, ""),
         (lambda: 3, 3, ""),
         (raising(InputError("a\n  b")), 2, "error: a b\n"),
-        (raising(OSError(errno.ENOSPC, "No space left", "f.txt")), 1, "error: f.txt: No space left\n"),
+        (
+            raising(OSError(errno.ENOSPC, "No space left", "f.txt")),
+            1,
+            "error: f.txt: No space left\n",
+        ),
         (raising(OSError("saving\nfailed")), 1, "error: saving failed\n"),
     ],
 )
