@@ -147,6 +147,7 @@ def drafter_sums(
         )
         return slot_sums(outputs, slots, loss)
 
+    chunk = min(chunk, positions.shape[1])
     missing = -positions.shape[1] % chunk
     if missing == 0 and positions.shape[1] == chunk:
         return of_chunk(params, context, positions, valid)

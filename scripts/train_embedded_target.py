@@ -28,6 +28,7 @@ from dspark_jax.config import TargetConfig
 from dspark_jax.io import hf
 from dspark_jax.targets import dense
 from train import corpus
+from train.optimizer import muon_matrices
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>")
 CHAT_TEMPLATE = (
@@ -83,18 +84,6 @@ def loss_fn(params: dense.Target, tokens: jax.Array, cfg: TargetConfig) -> jax.A
     hidden = dense.forward(params, tokens[:, :-1], cfg=cfg)
     logits = dense.logits(params, hidden.final)
     return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
-
-
-def muon_matrices(specs: dense.Target) -> dense.Target:
-    """Which parameters Muon treats as matrices, inputs first: all but vocabulary and norms."""
-
-    def numbers(spec):
-        if len(spec.shape) < 2 or "vocab" in spec.axes:
-            return None
-        outputs = tuple(range(1, len(spec.shape)))
-        return optax.contrib.MuonDimensionNumbers(reduction_axis=0, output_axis=outputs)
-
-    return jax.tree.map(numbers, specs)
 
 
 def save(workdir: Path, cfg: TargetConfig, params: dense.Target, tokenizer: Tokenizer) -> None:

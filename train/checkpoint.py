@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -46,16 +47,14 @@ class Checkpoints:
         Raises:
           SaveError: it could not be written, for want of space for example.
         """
+        before = self.latest
         try:
             self._checkpointer.save_checkpointables(step, {STATE: state, DATA: data})
         except (OSError, ValueError) as error:  # orbax raises ValueError for a full disk
-            reason = re.sub(r"\s*\[os_error_code=.*", "", str(error)).rsplit(": ", 1)[-1]
-            last = "there is none before it" if self.latest is None else (
-                f"the one of step {self.latest} is intact"
-            )  # fmt: skip
+            kept = "there is none before it" if before is None else f"that of {before} is intact"
             raise SaveError(
                 f"{self.folder}: the checkpoint of step {step} could not be written"
-                f" ({' '.join(reason.split())}); {last}"
+                f" ({_reason(error)}); {kept}"
             ) from error
 
     def restore(self, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
@@ -65,3 +64,11 @@ class Checkpoints:
 
     def close(self) -> None:
         self._checkpointer.close()
+
+
+def _reason(error: Exception) -> str:
+    """What the system said, without the tale of who was told it."""
+    code = re.search(r"os_error_code='?(\d+)", str(error))
+    if code:
+        return os.strerror(int(code[1]))
+    return str(error).partition("\n")[0]

@@ -1,11 +1,15 @@
-"""AdamW with global-norm clipping; learning rate by linear warm-up, then cosine to 0."""
+"""AdamW or Muon with global-norm clipping; learning rate by linear warm-up, then cosine to 0."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
 
+from dspark_jax.params import ParamSpec
 from train.settings import OptimizerSettings
 
 
@@ -23,14 +27,36 @@ def learning_rate(settings: OptimizerSettings, step: jax.Array | int) -> jax.Arr
     return settings.learning_rate * jnp.where(count < warmup, rising, falling)
 
 
-def make_optimizer(settings: OptimizerSettings) -> optax.GradientTransformation:
-    """The optimiser of a run."""
-    return optax.chain(
-        optax.clip_by_global_norm(settings.clip_norm),
-        optax.adamw(
-            lambda step: learning_rate(settings, step),
-            b1=settings.beta1,
-            b2=settings.beta2,
+def make_optimizer(settings: OptimizerSettings, specs: Any) -> optax.GradientTransformation:
+    """The optimiser of a run; `specs` are those of the trained parameters."""
+
+    def rate(step: jax.Array) -> jax.Array:
+        return learning_rate(settings, step)
+
+    if settings.algorithm == "muon":
+        update = optax.contrib.muon(
+            rate,
+            muon_weight_dimension_numbers=muon_matrices(specs),
+            adam_b1=settings.beta1,
+            adam_b2=settings.beta2,
             weight_decay=settings.weight_decay,
-        ),
-    )
+            adam_weight_decay=settings.weight_decay,
+            consistent_rms=0.2,
+        )
+    else:
+        update = optax.adamw(
+            rate, b1=settings.beta1, b2=settings.beta2, weight_decay=settings.weight_decay
+        )
+    return optax.chain(optax.clip_by_global_norm(settings.clip_norm), update)
+
+
+def muon_matrices(specs: Any) -> Any:
+    """Which parameters Muon orthogonalises: matrices, inputs first, but for those of the vocabulary."""
+
+    def numbers(spec: ParamSpec) -> optax.contrib.MuonDimensionNumbers | None:
+        if len(spec.shape) < 2 or "vocab" in spec.axes:
+            return None
+        outputs = tuple(range(1, len(spec.shape)))
+        return optax.contrib.MuonDimensionNumbers(reduction_axis=0, output_axis=outputs)
+
+    return jax.tree.map(numbers, specs)

@@ -78,8 +78,10 @@ class DataSettings:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerSettings:
-    """AdamW, with linear warm-up and cosine decay to 0."""
+    """Optimiser, with linear warm-up and cosine decay to 0."""
 
+    algorithm: Literal["adamw", "muon"] = "adamw"
+    """muon orthogonalises the updates of matrices, and leaves the rest to AdamW."""
     steps: int = 1000
     """Updates in all."""
     learning_rate: float = 2e-3

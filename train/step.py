@@ -70,22 +70,26 @@ Step = Callable[[TrainState, Target, Batch], tuple[TrainState, Report]]
 def init_state(cfg: StepConfig) -> TrainState:
     """The state before the first step; the same for a seed on any mesh."""
     params = parameters.init(jax.random.key(cfg.seed), dspark.specs(cfg.drafter))
-    return TrainState(jnp.int32(0), params, make_optimizer(cfg.optimizer).init(params))
+    return TrainState(jnp.int32(0), params, _optimizer(cfg).init(params))
+
+
+def _optimizer(cfg: StepConfig) -> optax.GradientTransformation:
+    return make_optimizer(cfg.optimizer, dspark.specs(cfg.drafter))
 
 
 def state_shardings(cfg: StepConfig, mesh: Mesh) -> TrainState:
     """Shardings of the state: moments lie where their parameters are."""
-    optimizer = make_optimizer(cfg.optimizer)
     specs, whole = dspark.specs(cfg.drafter), sharding.replicated(mesh)
     params = sharding.parameters(specs, mesh)
-    moments = optax.tree_map_params(
-        optimizer,
-        lambda _, place: place,
-        jax.eval_shape(optimizer.init, parameters.abstract(specs)),
-        params,
-        transform_non_params=lambda _: whole,
-    )
-    return TrainState(whole, params, moments)
+    places = dict(jax.tree_util.tree_leaves_with_path(params))
+
+    def place(path, _):
+        # The path of a moment ends in that of its parameter.
+        ends = (path[start:] for start in range(len(path)))
+        return next((places[end] for end in ends if end in places), whole)
+
+    moments = jax.eval_shape(_optimizer(cfg).init, parameters.abstract(specs))
+    return TrainState(whole, params, jax.tree_util.tree_map_with_path(place, moments))
 
 
 def abstract_state(cfg: StepConfig, mesh: Mesh) -> TrainState:
@@ -103,7 +107,7 @@ def make_step(cfg: StepConfig, mesh: Mesh) -> Step:
     Anchors are drawn from fold_in(key(seed), step): a resumed run draws what an uninterrupted one
     would have drawn.
     """
-    optimizer = make_optimizer(cfg.optimizer)
+    optimizer = _optimizer(cfg)
 
     def weighted_sums(params: Drafter, target: Target, batch: Batch, positions, valid):
         with jax.named_scope("target"):

@@ -61,10 +61,8 @@ def test_labels_by_hand():
     #           0   1   2   3   4   5
     tokens = [[10, 11, 12, 13, 14, 15]]
     mask = [[0, 1, 1, 1, 0, 1]]
-    slots = slot_labels(
-        jnp.array(tokens), jnp.array(mask), jnp.array([[1, 2, 4, 0]]),
-        jnp.array([[True, True, True, False]]), 3,
-    )  # fmt: skip
+    positions, valid = jnp.array([[1, 2, 4, 0]]), jnp.array([[True, True, True, False]])
+    slots = slot_labels(jnp.array(tokens), jnp.array(mask), positions, valid, 3)
     assert slots.labels.tolist() == [[[12, 13, 14], [13, 14, 15], [15, 15, 15], [11, 12, 13]]]
     assert slots.previous.tolist() == [[[11, 12, 13], [12, 13, 14], [14, 15, 15], [10, 11, 12]]]
     # Behind the gap at 4 nothing counts, nor behind the end, nor for the dummy.
@@ -76,7 +74,8 @@ def test_labels_against_a_loop(loss_mask, size):
     rng = np.random.default_rng(3)
     tokens = rng.integers(0, 99, loss_mask.shape)
     positions, valid = rng.integers(0, 20, (4, 9)), rng.random((4, 9)) < 0.8
-    slots = slot_labels(*map(jnp.array, (tokens, loss_mask, positions, valid)), size)
+    slots = jax.jit(slot_labels, static_argnums=4)(tokens, loss_mask, positions, valid, size)
+    slots = jax.tree.map(np.asarray, slots)
     for b, i in np.ndindex(4, 9):
         a, going = positions[b, i], valid[b, i]
         for k in range(1, size + 1):

@@ -76,7 +76,8 @@ def test_warp_is_the_sorting_reference_row_by_row(ties, jit):
         logits = np.round(logits)
     run = jax.jit(warp) if jit else warp
     probs = np.asarray(run(logits, settings(*ROWS)))
-    expected = np.array([[warp_reference(x, *r) for x in xs] for xs, r in zip(logits, ROWS)])
+    pairs = zip(logits, ROWS, strict=True)
+    expected = np.array([[warp_reference(x, *row) for x in xs] for xs, row in pairs])
     np.testing.assert_array_equal(probs > 0, expected > 0)
     np.testing.assert_allclose(probs, expected, rtol=2e-5, atol=1e-7)
 

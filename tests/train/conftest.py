@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from dspark_jax import params as parameters
 from dspark_jax.config import TargetConfig
 from dspark_jax.io import hf
 from dspark_jax.targets import dense
@@ -50,7 +50,11 @@ def small_config() -> TargetConfig:
 @pytest.fixture(scope="session")
 def small_target(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("target")
-    params = parameters.init(jax.random.key(0), dense.specs(CONFIG))
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda spec: rng.normal(float(len(spec.shape) == 1), 0.1, spec.shape).astype(np.float32),
+        dense.specs(CONFIG),
+    )
     hf.save_target(folder, CONFIG, params)
     write_tokenizer(folder, TEMPLATE)
     return folder

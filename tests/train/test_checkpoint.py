@@ -83,7 +83,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
     assert done.returncode == 0, done.stderr
     (message,) = done.stdout.splitlines()
     assert "step 2 could not be written" in message
-    assert "the one of step 1 is intact" in message
+    assert "(File too large); that of 1 is intact" in message
     assert done.stderr == ""
 
     checkpoints = Checkpoints(tmp_path, keep=1)

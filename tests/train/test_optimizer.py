@@ -37,7 +37,7 @@ def test_first_updates_by_hand():
     settings = OptimizerSettings(
         steps=100, learning_rate=0.1, warmup_fraction=0.0, weight_decay=0.5, clip_norm=1.0
     )
-    optimizer = make_optimizer(settings)
+    optimizer = make_optimizer(settings, None)
     params = {"w": jnp.array([2.0, -4.0])}
     updates, _ = optimizer.update({"w": jnp.array([30.0, -40.0])}, optimizer.init(params), params)
     np.testing.assert_allclose(updates["w"], [-0.1 - 0.1, 0.1 + 0.2], rtol=1e-4)
@@ -45,7 +45,7 @@ def test_first_updates_by_hand():
 
 def test_gradients_are_clipped_by_global_norm():
     settings = OptimizerSettings(clip_norm=1.0, warmup_fraction=0.0)
-    optimizer = make_optimizer(settings)
+    optimizer = make_optimizer(settings, None)
     params = {"a": jnp.zeros(1), "b": jnp.zeros(1)}
     state = optimizer.init(params)
     _, state = optimizer.update({"a": jnp.array([30.0]), "b": jnp.array([40.0])}, state, params)

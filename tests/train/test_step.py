@@ -32,7 +32,8 @@ def cfg(small_config) -> StepConfig:
 
 @pytest.fixture(scope="module")
 def target(small_config):
-    return parameters.init(jax.random.key(9), dense.specs(small_config))
+    specs = dense.specs(small_config)
+    return jax.jit(lambda: parameters.init(jax.random.key(9), specs))()
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +84,7 @@ def test_one_step_is_the_optimizer_on_the_loss(cfg, target, batch):
         )  # fmt: skip
 
     (value, _), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
-    updates, _ = make_optimizer(cfg.optimizer).update(grads, state.opt_state, state.params)
+    updates, _ = make_optimizer(cfg.optimizer, dspark.specs(cfg.drafter)).update(grads, state.opt_state, state.params)
     expected = jax.tree.map(lambda p, u: p + u, state.params, updates)
     after, report = run(cfg, target, batch, steps=1)
     assert after.step == 1
