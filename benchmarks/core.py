@@ -26,6 +26,7 @@ import numpy as np
 import tyro
 
 from dspark_jax import generation, sharding
+from dspark_jax.config import DrafterConfig, InputError
 from dspark_jax.generation import EMBEDDED, Request
 from dspark_jax.losses import LossConfig
 from train import corpus, step
@@ -61,21 +62,26 @@ def held_out_tokens(pair: generation.Pair) -> np.ndarray:
     return np.array(pair.tokenizer.encode("\n".join(texts)), np.int32)
 
 
+def drafter_config(pair: generation.Pair) -> DrafterConfig:
+    config = pair.models.drafter_config
+    if config is None:
+        raise InputError("no drafter: expected --draft")
+    return config
+
+
 def decode_case(pair: generation.Pair, tokens: np.ndarray, rows: int, block: int) -> Case:
     """Greedy decoding of `rows` prompts; block 0 is plain decoding."""
     starts = np.random.default_rng(0).integers(0, len(tokens) - PROMPT, rows)
     requests = [Request(tokens[s : s + PROMPT].tolist(), max_new_tokens=NEW) for s in starts]
-    models = pair.models
+    models = dataclasses.replace(pair.models, drafter=None, drafter_config=None)
     if block:
-        smaller = dataclasses.replace(models.drafter_config, block_size=block)
-        models = models.replace(drafter_config=smaller)
-    else:
-        models = models.replace(drafter=None, drafter_config=None)
+        smaller = dataclasses.replace(drafter_config(pair), block_size=block)
+        models = dataclasses.replace(pair.models, drafter_config=smaller)
     cfg = generation.decode_config(models, requests, ignore_stop=True)
     shape = generation.plan(models, requests, rows)
 
     def run() -> int:
-        for _ in generation.decode_batch(models, requests, shape, cfg):
+        for _ in generation.decode_batch(models, requests, shape, cfg).logs:
             pass
         return rows * NEW
 
@@ -87,7 +93,7 @@ def train_case(pair: generation.Pair, tokens: np.ndarray) -> Case:
     models = pair.models
     cfg = step.StepConfig(
         target=models.target_config,
-        drafter=dataclasses.replace(models.drafter_config, num_anchors=ANCHORS),
+        drafter=dataclasses.replace(drafter_config(pair), num_anchors=ANCHORS),
         loss=LossConfig(),
         optimizer=OptimizerSettings(),
         anchor_chunk=ANCHORS,
@@ -104,8 +110,8 @@ def train_case(pair: generation.Pair, tokens: np.ndarray) -> Case:
     def run() -> int:
         nonlocal state
         for _ in range(steps):
-            state, report = run_step(state, models.target, batch)
-        jax.block_until_ready(report)
+            state, _ = run_step(state, models.target, batch)
+        jax.block_until_ready(state)
         return steps * BATCH * LENGTH
 
     return Case("train, 4 x 192, 24 anchors", run)
@@ -143,7 +149,7 @@ def main(settings: Settings) -> None:
         decode_case(pair, tokens, rows, block)
         for rows in ROWS
         for block in (0, *(b for b in BLOCKS if rows == 1 or b == max(BLOCKS)))
-        if block <= pair.models.drafter_config.block_size
+        if block <= drafter_config(pair).block_size
     ]
     cases.append(train_case(pair, tokens))
     table = measure(cases, settings.repeats)

@@ -4,7 +4,7 @@
     for completion in dspark_jax.generate(pair, ["def add(a, b):"], max_new_tokens=64):
         print(completion.text, completion.accepted_lengths)
 
-Requests are decoded in batches of `slots` rows of one fixed shape, so that everything compiles once.
+Requests are decoded in batches of `slots` rows of one shape, so that everything compiles once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import functools
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -125,6 +125,13 @@ class BatchShape:
         return self.length // self.chunk * self.chunk
 
 
+class Decoded(NamedTuple):
+    """A batch that is being decoded; arrays are the host's."""
+
+    first: np.ndarray  # [R] tokens that the prefill emitted
+    logs: Iterator[RoundLog]
+
+
 def load(
     target: str | Path = EMBEDDED / "target",
     draft: str | Path | None = EMBEDDED / "drafter",
@@ -205,20 +212,19 @@ def decode_batch(
     cfg: DecodeConfig,
     *,
     rounds: int = ROUNDS_PER_CALL,
-) -> Iterator[RoundLog | np.ndarray]:
-    """Decodes at most `shape.rows` requests; host arrays as they come.
-
-    Yields:
-      First the tokens [R] that the prefill emitted, then the log of every `rounds` rounds.
-    """
+) -> Decoded:
+    """Decodes at most `shape.rows` requests; each log that is asked for runs `rounds` rounds."""
     state, tokens, lengths = _start(models, requests, shape)
     state, first = decode.prefill(models, state, tokens, lengths, cfg=cfg, chunk=shape.chunk)
-    yield np.asarray(first)
-    while np.asarray(state.active).any():
-        state, log, done = decode.decode_rounds(
-            models, state, jnp.int32(rounds), cfg=cfg, length=ROUNDS_PER_CALL
-        )
-        yield jax.tree.map(lambda x, n=int(done): x[:n], jax.device_get(log))
+
+    def logs(state: DecodeState) -> Iterator[RoundLog]:
+        while np.asarray(state.active).any():
+            state, log, done = decode.decode_rounds(
+                models, state, jnp.int32(rounds), cfg=cfg, length=ROUNDS_PER_CALL
+            )
+            yield jax.tree.map(lambda x, n=int(done): x[:n], jax.device_get(log))
+
+    return Decoded(np.asarray(first), logs(state))
 
 
 def _start(
@@ -279,7 +285,12 @@ def generate(
     """
     requests = _requests(pair, prompts, settings)
     cfg = decode_config(
-        pair.models, requests, policy=policy, threshold=threshold, ignore_stop=ignore_stop, trace=trace
+        pair.models,
+        requests,
+        policy=policy,
+        threshold=threshold,
+        ignore_stop=ignore_stop,
+        trace=trace,
     )
     shape = plan(pair.models, requests, min(slots, len(requests)))
     completions = []
@@ -304,10 +315,10 @@ def stream(
         pair.models, requests, policy=policy, threshold=threshold, ignore_stop=ignore_stop
     )
     shape = plan(pair.models, requests, len(requests))
-    steps = decode_batch(pair.models, requests, shape, cfg, rounds=1)
-    for row, token in enumerate(next(steps)):
+    decoded = decode_batch(pair.models, requests, shape, cfg, rounds=1)
+    for row, token in enumerate(decoded.first):
         yield row, [int(token)]
-    for log in steps:
+    for log in decoded.logs:
         for tokens, emitted in zip(log.tokens, log.emitted, strict=True):
             for row, count in enumerate(emitted):
                 if count:
@@ -341,25 +352,25 @@ def fit(request: Request, cfg: TargetConfig) -> Request:
 def collect(
     pair: Pair,
     requests: Sequence[Request],
-    steps: Iterator[RoundLog | np.ndarray],
+    decoded: Decoded,
     cfg: DecodeConfig,
 ) -> list[Completion]:
-    """Completions of the requests of one batch, from what `decode_batch` yields."""
-    first, *logs = steps
-    log = jax.tree.map(lambda *parts: np.concatenate(parts), *logs) if logs else None
+    """Completions of the requests of one batch that `decode_batch` decodes."""
+    logs = list(decoded.logs)
     completions = []
     for row, request in enumerate(requests):
-        ids, lengths, verified, accepted = [int(first[row])], [], [], []
+        ids, lengths, verified, accepted = [int(decoded.first[row])], [], [], []
         confidences: list[list[float]] | None = [] if cfg.trace else None
-        for t in np.flatnonzero(log.emitted[:, row]) if log is not None else ():
-            count = int(log.emitted[t, row])
-            ids += log.tokens[t, row, :count].tolist()
-            lengths.append(count)
-            verified.append(int(log.verified[t, row]))
-            accepted.append(int(log.accepted[t, row]))
-            if confidences is not None:
-                z = log.confidence_logits[t, row].astype(np.float64)
-                confidences.append((1 / (1 + np.exp(-z))).tolist())
+        for log in logs:
+            for t in np.flatnonzero(log.emitted[:, row]):
+                count = int(log.emitted[t, row])
+                ids += log.tokens[t, row, :count].tolist()
+                lengths.append(count)
+                verified.append(int(log.verified[t, row]))
+                accepted.append(int(log.accepted[t, row]))
+                if confidences is not None and log.confidence_logits is not None:
+                    z = np.asarray(log.confidence_logits[t, row], np.float64)
+                    confidences.append((1 / (1 + np.exp(-z))).tolist())
         stopped = ids[-1] in cfg.stop_token_ids
         completions.append(
             Completion(

@@ -60,7 +60,9 @@ def warp(logits: jax.Array, sampling: Sampling, *, truncate: bool = True) -> jax
 
 def _truncate(probs: jax.Array, rows: Sampling) -> jax.Array:
     def keep(probs, holds):
-        probs = jnp.where(probs >= _largest_threshold(probs, holds), probs, 0)
+        # The best token always stays: top_p may be so small that nothing is enough for it.
+        least = jnp.minimum(_largest_threshold(probs, holds), probs.max(-1, keepdims=True))
+        probs = jnp.where(probs >= least, probs, 0)
         return probs / probs.sum(-1, keepdims=True)
 
     top_k = jnp.where(rows.top_k > 0, rows.top_k, probs.shape[-1])

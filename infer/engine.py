@@ -56,8 +56,8 @@ class Engine:
         if not requests:
             return Run()
         begin = time.monotonic()
-        steps = generation.decode_batch(self.pair.models, requests, self.shape, self.cfg)
-        completions = generation.collect(self.pair, requests, steps, self.cfg)
+        decoded = generation.decode_batch(self.pair.models, requests, self.shape, self.cfg)
+        completions = generation.collect(self.pair, requests, decoded, self.cfg)
         return Run(requests, completions, time.monotonic() - begin)
 
     def decode_all(self, requests: Sequence[Request]) -> Run:

@@ -2,7 +2,7 @@
 
     python scripts/held_out_prompts.py --output prompts.jsonl
 
-Each prompt is a piece of about 160 characters that starts at a line; their places are drawn by seed.
+Each prompt is a piece of about 160 characters that starts at a line; places are drawn by seed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Draws the expected accepted length of training runs over their steps.
 
-    python scripts/plot_learning_curves.py --workdirs runs/tiny runs/tiny_rnn --output curves.png
+python scripts/plot_learning_curves.py --workdirs runs/tiny runs/tiny_rnn --output curves.png
 """
 
 from __future__ import annotations

@@ -89,7 +89,11 @@ def loss_fn(params: dense.Target, tokens: jax.Array, cfg: TargetConfig) -> jax.A
 def save(workdir: Path, cfg: TargetConfig, params: dense.Target, tokenizer: Tokenizer) -> None:
     hf.save_target(workdir / "target", cfg, params, dtype=jnp.bfloat16)
     tokenizer.save(str(workdir / "target" / "tokenizer.json"))
-    names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": CHAT_TEMPLATE}
+    names = {
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "chat_template": CHAT_TEMPLATE,
+    }
     names["tokenizer_class"] = "PreTrainedTokenizerFast"
     (workdir / "target" / "tokenizer_config.json").write_text(json.dumps(names, indent=2) + "\n")
 

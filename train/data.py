@@ -218,7 +218,7 @@ class Encoder(grain.experimental.FlatMapTransform):
                 yield {
                     "tokens": np.pad(part, padding),
                     "loss_mask": np.pad(learnt, padding),
-                    "length": np.int32(len(part)),
+                    "length": np.array(len(part), np.int32),
                 }
 
 

@@ -18,7 +18,7 @@ import pkgutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -295,7 +295,7 @@ def _described(settings: Settings) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def stop_signals() -> Iterator[list[int]]:
+def stop_signals() -> Generator[list[int], None, None]:
     """Notes SIGINT and SIGTERM instead of dying of them; a second one works as ever."""
     stopped: list[int] = []
     before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}

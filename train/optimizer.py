@@ -51,7 +51,7 @@ def make_optimizer(settings: OptimizerSettings, specs: Any) -> optax.GradientTra
 
 
 def muon_matrices(specs: Any) -> Any:
-    """Which parameters Muon orthogonalises: matrices, inputs first, but for those of the vocabulary."""
+    """Which parameters Muon orthogonalises: matrices, inputs first, not those of the vocabulary."""
 
     def numbers(spec: ParamSpec) -> optax.contrib.MuonDimensionNumbers | None:
         if len(spec.shape) < 2 or "vocab" in spec.axes:

@@ -7,6 +7,7 @@ import pytest
 from dspark_jax import losses, sharding
 from dspark_jax import params as parameters
 from dspark_jax.anchors import sample_anchors
+from dspark_jax.drafters import dspark
 from dspark_jax.losses import LossConfig
 from dspark_jax.targets import dense
 from train.optimizer import make_optimizer
@@ -84,7 +85,9 @@ def test_one_step_is_the_optimizer_on_the_loss(cfg, target, batch):
         )  # fmt: skip
 
     (value, _), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
-    updates, _ = make_optimizer(cfg.optimizer, dspark.specs(cfg.drafter)).update(grads, state.opt_state, state.params)
+    updates, _ = make_optimizer(cfg.optimizer, dspark.specs(cfg.drafter)).update(
+        grads, state.opt_state, state.params
+    )
     expected = jax.tree.map(lambda p, u: p + u, state.params, updates)
     after, report = run(cfg, target, batch, steps=1)
     assert after.step == 1
