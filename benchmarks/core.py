@@ -1,6 +1,6 @@
 """Decoding and training speed of one pair, as medians of repeats with their spread.
 
-    python benchmarks/core.py [--target DIR --draft DIR] [--json FILE]
+    python benchmarks/core.py [--target DIR --draft DIR] [--json FILE] [--hf-python PYTHON]
 
 Decoding: greedy, plain and with blocks of 1, 2, 3, 5 and 7, at 1 and at 16 rows. Training: whole
 steps, the target's forward included, at batch 4 x 192 with 24 anchors. All cases are measured in
@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
 from datetime import date
@@ -35,6 +36,7 @@ from train.settings import OptimizerSettings
 BLOCKS = (1, 2, 3, 5, 7)
 ROWS = (1, 16)
 PROMPT, NEW = 32, 64
+HF = "transformers, 1 row, plain"
 BATCH, LENGTH, ANCHORS = 4, 192, 24
 
 
@@ -47,14 +49,27 @@ class Settings:
     repeats: int = 7
     json: Path | None = None
     """Write the figures here too."""
+    hf_python: Path | None = None
+    """Interpreter with torch and transformers: plain decoding by them is measured in turn."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Something to time: `run` does `tokens` tokens of work and waits for it."""
+    """Something to time: `run` returns its tokens per second."""
 
     name: str
-    run: Callable[[], int]
+    run: Callable[[], float]
+
+
+def timed(work: Callable[[], int]) -> Callable[[], float]:
+    """Tokens per second of `work`, which waits for what it does and returns how many it did."""
+
+    def run() -> float:
+        start = time.perf_counter()
+        tokens = work()
+        return tokens / (time.perf_counter() - start)
+
+    return run
 
 
 def held_out_tokens(pair: generation.Pair) -> np.ndarray:
@@ -85,7 +100,7 @@ def decode_case(pair: generation.Pair, tokens: np.ndarray, rows: int, block: int
             pass
         return rows * NEW
 
-    return Case(f"decode, {rows} rows, {f'block {block}' if block else 'plain'}", run)
+    return Case(f"decode, {rows} rows, {f'block {block}' if block else 'plain'}", timed(run))
 
 
 def train_case(pair: generation.Pair, tokens: np.ndarray) -> Case:
@@ -114,7 +129,25 @@ def train_case(pair: generation.Pair, tokens: np.ndarray) -> Case:
         jax.block_until_ready(state)
         return steps * BATCH * LENGTH
 
-    return Case("train, 4 x 192, 24 anchors", run)
+    return Case("train, 4 x 192, 24 anchors", timed(run))
+
+
+def hf_case(settings: Settings, tokens: np.ndarray) -> Case:
+    """Plain decoding of one row by transformers, in a process of its own that stays alive."""
+    command = [str(settings.hf_python), str(Path(__file__).with_name("hf_generate.py"))]
+    command += [str(settings.target), str(NEW)]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    prompt = json.dumps(tokens[:PROMPT].tolist())
+
+    def run() -> float:
+        assert process.stdin
+        assert process.stdout
+        print(prompt, file=process.stdin, flush=True)
+        return float(process.stdout.readline())
+
+    return Case(HF, run)
 
 
 def measure(cases: list[Case], repeats: int) -> list[dict[str, float | str]]:
@@ -127,9 +160,7 @@ def measure(cases: list[Case], repeats: int) -> list[dict[str, float | str]]:
     speeds: dict[str, list[float]] = {case.name: [] for case in cases}
     for _ in range(repeats):
         for case in cases:
-            start = time.perf_counter()
-            tokens = case.run()
-            speeds[case.name].append(tokens / (time.perf_counter() - start))
+            speeds[case.name].append(case.run())
     return [
         {
             "case": name,
@@ -138,8 +169,17 @@ def measure(cases: list[Case], repeats: int) -> list[dict[str, float | str]]:
             "most": max(values),
             "compile_seconds": compile_seconds[name],
         }
+        | ratio(values, speeds.get(HF))
         for name, values in speeds.items()
     ]
+
+
+def ratio(values: list[float], yardstick: list[float] | None) -> dict[str, float]:
+    """Median of the ratios to transformers, repeat by repeat."""
+    if yardstick is None:
+        return {}
+    pairs = zip(values, yardstick, strict=True)
+    return {"times_transformers": statistics.median(a / b for a, b in pairs)}
 
 
 def main(settings: Settings) -> None:
@@ -152,13 +192,16 @@ def main(settings: Settings) -> None:
         if block <= drafter_config(pair).block_size
     ]
     cases.append(train_case(pair, tokens))
+    if settings.hf_python:
+        cases.append(hf_case(settings, tokens))
     table = measure(cases, settings.repeats)
     print(f"{platform.machine()}, {os.cpu_count()} cores, jax {jax.__version__}, {date.today()}")
-    print(f"{'':32}{'tokens/s':>10}{'least':>10}{'most':>10}{'compile s':>11}")
+    print(f"{'':32}{'tokens/s':>10}{'least':>10}{'most':>10}{'compile s':>11}{'x HF':>10}")
     for row in table:
         print(
             f"{row['case']:32}{row['tokens_per_second']:10.0f}{row['least']:10.0f}"
             f"{row['most']:10.0f}{row['compile_seconds']:11.1f}"
+            f"{row.get('times_transformers', float('nan')):10.1f}"
         )
     if settings.json:
         settings.json.write_text(json.dumps(table, indent=2) + "\n")
