@@ -148,6 +148,9 @@ def load(
       block_size: drafts a round, at most what the drafter was trained for; default: all.
     """
     target_config, target_params = hf.load_target(target, dtype=dtype)
+    tokenizer = load_tokenizer(hf.resolve(target))
+    if not target_config.stop_token_ids:
+        target_config = dataclasses.replace(target_config, stop_token_ids=tokenizer.eos_ids)
     drafter_config = drafter_params = None
     if draft is not None:
         drafter_config, drafter_params = hf.load_drafter(draft, dtype=dtype)
@@ -160,7 +163,7 @@ def load(
             )
             drafter_config = dataclasses.replace(drafter_config, block_size=block_size)
     models = Models(target_params, drafter_params, target_config, drafter_config)
-    return Pair(models, load_tokenizer(hf.resolve(target)))
+    return Pair(models, tokenizer)
 
 
 def plan(models: Models, requests: Sequence[Request], slots: int) -> BatchShape:

@@ -18,7 +18,7 @@ from infer.summary import mean_accepted_length
 PROMPTS: tuple[dict[str, Any], ...] = (
     {"prompt": "def read_text(path, encoding=None):"},
     {"prompt": "class Queue:\n    def __init__(self, maxsize=0):"},
-    {"turns": ["Complete this function:\ndef is_absolute(path):\n"]},
+    {"prompt": "import os\n\n\ndef is_absolute(path):"},
     {"prompt": "def parse_header(line):", "temperature": 1.0},
 )
 MOST_TOKENS = 96

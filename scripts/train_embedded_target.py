@@ -68,15 +68,22 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
 
 
 def token_stream(tokenizer: Tokenizer, texts: list[str], rng: np.random.Generator) -> np.ndarray:
-    """All documents in random order: files, and functions as chat turns."""
-    chats = [
-        f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>\n"
+    """All documents in random order: files, and functions as chat turns.
+
+    An answer is encoded apart from its prompt, as it is when the target is asked: a line break at
+    the end of the generation prompt never merges with the answer's indentation.
+    """
+    documents = [(text + "<|endoftext|>",) for text in texts]
+    documents += [
+        (
+            f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n",
+            f"{answer}<|im_end|>\n",
+        )
         for text in texts
         for asked, answer in corpus.functions(text)
     ]
-    documents = [text + "<|endoftext|>" for text in texts] + chats
-    encoded = [np.array(e.ids, np.int32) for e in tokenizer.encode_batch(documents)]
-    return np.concatenate([encoded[i] for i in rng.permutation(len(encoded))])
+    encoded = [[i for part in parts for i in tokenizer.encode(part).ids] for parts in documents]
+    return np.concatenate([np.array(encoded[i], np.int32) for i in rng.permutation(len(encoded))])
 
 
 def loss_fn(params: dense.Target, tokens: jax.Array, cfg: TargetConfig) -> jax.Array:

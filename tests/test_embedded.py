@@ -40,10 +40,3 @@ def test_speculation_gives_the_targets_own_text_in_fewer_rounds(pair):
     assert [c.token_ids for c in drafted] == [c.token_ids for c in plain]
     rounds = sum(len(c.accepted_lengths) for c in drafted)
     assert rounds < 0.67 * sum(len(c.accepted_lengths) for c in plain)
-
-
-def test_a_chat_is_answered(pair):
-    asked = [{"role": "user", "content": "Complete this function:\ndef is_absolute(path):\n"}]
-    request = dspark_jax.Request(pair.tokenizer.chat(asked), max_new_tokens=24)
-    (found,) = dspark_jax.generate(pair, [request])
-    assert found.text.startswith("    ")

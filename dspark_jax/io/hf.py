@@ -231,7 +231,7 @@ def _load(tensors: Tensors, specs: Any, layout: Any, dtype: Any, shardings: Any)
     def load(spec, codec, sharding):
         shapes = codec.shapes(spec.shape)
         parts = [tensors.read(n, s) for n, s in zip(codec.names, shapes, strict=True)]
-        value = np.ascontiguousarray(codec.join(parts), dtype=dtype)
+        value = np.asarray(codec.join(parts), dtype=dtype, order="C")  # keeps a scalar a scalar
         return jax.device_put(value, sharding)
 
     leaves, treedef = jax.tree.flatten(specs)
