@@ -149,7 +149,7 @@ def make_step(cfg: StepConfig, mesh: Mesh) -> Step:
         with jax.named_scope("update"):
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
-        report = Report(sums, optax.global_norm(grads), learning_rate(cfg.optimizer, state.step))
+        report = Report(sums, optax.tree.norm(grads), learning_rate(cfg.optimizer, state.step))
         return TrainState(state.step + 1, params, opt_state), report
 
     places = state_shardings(cfg, mesh)

@@ -20,6 +20,8 @@ SMALL = [
     *("--max-length", "32"),
     *("--batch-size", "2"),
     *("--steps", "6"),
+    *("--algorithm", "adamw"),
+    *("--learning-rate", "0.002"),
     *("--log-every", "2"),
     *("--save-every", "4"),
     *("--devices", "1"),
