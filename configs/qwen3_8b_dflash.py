@@ -1,22 +1,16 @@
-"""DFlash for Qwen3-8B: no sequential head, no confidence head, cross-entropy alone."""
+"""DFlash for Qwen3-8B: as `qwen3_4b_dflash`, with the taps of `qwen3_8b`."""
 
 import dataclasses
 from pathlib import Path
 
-from configs import qwen3_8b
+from configs import qwen3_4b_dflash, qwen3_8b
 
 SETTINGS = dataclasses.replace(
-    qwen3_8b.SETTINGS,
+    qwen3_4b_dflash.SETTINGS,
     workdir=Path("runs/qwen3_8b_dflash"),
+    target=qwen3_8b.SETTINGS.target,
     drafter=dataclasses.replace(
-        qwen3_8b.SETTINGS.drafter,
-        head="none",
-        markov_rank=0,
-        confidence_head=False,
-        confidence_with_markov=False,
-    ),
-    # The decay of 4 is that of the released checkpoints.
-    loss=dataclasses.replace(
-        qwen3_8b.SETTINGS.loss, ce_weight=1.0, tv_weight=0.0, confidence_weight=0.0
+        qwen3_4b_dflash.SETTINGS.drafter,
+        target_layer_ids=qwen3_8b.SETTINGS.drafter.target_layer_ids,
     ),
 )
