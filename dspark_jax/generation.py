@@ -23,7 +23,7 @@ import numpy as np
 from dspark_jax import decode
 from dspark_jax.config import InputError, TargetConfig, require
 from dspark_jax.decode import DecodeConfig, DecodeState, Models, RoundLog
-from dspark_jax.io import hf
+from dspark_jax.io import files, hf
 from dspark_jax.io.tokenizer import Tokenizer, load_tokenizer
 from dspark_jax.sampling import Sampling
 from dspark_jax.scheduler import Policy
@@ -148,7 +148,7 @@ def load(
       block_size: drafts a round, at most what the drafter was trained for; default: all.
     """
     target_config, target_params = hf.load_target(target, dtype=dtype)
-    tokenizer = load_tokenizer(hf.resolve(target))
+    tokenizer = load_tokenizer(files.resolve(target))
     if not target_config.stop_token_ids:
         target_config = dataclasses.replace(target_config, stop_token_ids=tokenizer.eos_ids)
     drafter_config = drafter_params = None

@@ -26,7 +26,9 @@ from dspark_jax import generation
 from dspark_jax.config import DrafterConfig, TargetConfig, TransformerConfig, require
 from dspark_jax.decode import Models
 from dspark_jax.generation import Pair, Request
-from dspark_jax.io import cli, hf
+from dspark_jax.io import cli, files
+from dspark_jax.io.model_config import DRAFTER, TARGETS
+from dspark_jax.io.tensors import Tensors
 from dspark_jax.targets import dense
 from infer.engine import Engine
 from infer.summary import mean_accepted_length
@@ -59,7 +61,7 @@ def main(args: Sequence[str]) -> int:
     settings = cli.parse(Settings, args, prog="infer.check", description=__doc__ or "")
     limit = settings.max_new_tokens
     require(limit >= 1, f"--max-new-tokens {limit}: expected a whole number above 0")
-    target, draft = hf.resolve(settings.target), hf.resolve(settings.draft)
+    target, draft = files.resolve(settings.target), files.resolve(settings.draft)
     pair = generation.load(target, draft, dtype=jnp.dtype(settings.dtype))
     models = pair.models
     assert models.drafter_config is not None
@@ -88,7 +90,7 @@ def describe_target(cfg: TargetConfig) -> str:
     tied = "tied" if cfg.tie_embeddings else "untied"
     stops = ", ".join(map(str, cfg.stop_token_ids)) or "none"
     return (
-        f"{hf.TARGETS[cfg.model_type]}, {_sizes(cfg)}, vocabulary {cfg.vocab_size} ({tied}),"
+        f"{TARGETS[cfg.model_type]}, {_sizes(cfg)}, vocabulary {cfg.vocab_size} ({tied}),"
         f" {cfg.max_position} positions, stop tokens {stops}"
     )
 
@@ -99,7 +101,7 @@ def describe_drafter(cfg: DrafterConfig) -> str:
     confidence = f"confidence head on {reads}" if cfg.confidence_head else "no confidence head"
     taps = ", ".join(map(str, cfg.target_layer_ids))
     return (
-        f"{hf.DRAFTER}, {_sizes(cfg)}, block of {cfg.block_size}, {head}, {confidence},"
+        f"{DRAFTER}, {_sizes(cfg)}, block of {cfg.block_size}, {head}, {confidence},"
         f" taps target layers {taps} of {cfg.num_target_layers}, mask token {cfg.mask_token_id}"
     )
 
@@ -134,7 +136,7 @@ def compare_copies(target: Path, draft: Path, cfg: TargetConfig) -> list[tuple[s
     Returns:
       What to say and whether it is good, for each.
     """
-    theirs, ours = hf.Tensors(target), hf.Tensors(draft)
+    theirs, ours = Tensors(target), Tensors(draft)
     shape = (cfg.vocab_size, cfg.hidden_size)
     embed = "model.embed_tokens.weight"
     found = []

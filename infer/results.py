@@ -16,7 +16,7 @@ from typing import Any
 
 from dspark_jax.config import InputError, require
 from dspark_jax.generation import Completion
-from dspark_jax.io.hf import read_json
+from dspark_jax.io.files import read_json
 from infer.requests import Id, Prompt
 
 

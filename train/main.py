@@ -32,7 +32,7 @@ import configs
 import dspark_jax
 from dspark_jax import losses, sharding
 from dspark_jax.config import DrafterConfig, TargetConfig, require
-from dspark_jax.io import cli, hf
+from dspark_jax.io import cli, files, hf, model_config
 from dspark_jax.io.tokenizer import load_tokenizer
 from dspark_jax.targets import dense
 from train.checkpoint import Checkpoints
@@ -92,7 +92,7 @@ def prepare(settings: Settings) -> Run:
     """Checks everything that can be wrong, then loads the target and the last checkpoint."""
     check_workdir(settings)
     folder = target_folder(settings)
-    target_config = hf.load_target_config(folder)
+    target_config = model_config.load_target_config(folder)
     drafter_config = settings.drafter.config(target_config)
     mesh = sharding.make_mesh(settings.compute.devices, settings.compute.model_parallel)
     part = settings.data.batch_size // settings.compute.microbatches
@@ -246,7 +246,7 @@ def target_folder(settings: Settings) -> Path:
     """Folder of the target, fetched if it is a repository."""
     if settings.target == EMBEDDED:
         return Path(dspark_jax.__path__[0]) / "embedded" / "target"
-    return hf.resolve(settings.target)
+    return files.resolve(settings.target)
 
 
 def load_target(settings: Settings, folder: Path, cfg: TargetConfig, mesh: Mesh) -> dense.Target:
@@ -271,7 +271,7 @@ def check_workdir(settings: Settings) -> None:
         held = settings.workdir / "checkpoints"
         require(not held.exists(), f"{held}: checkpoints without {path.name}: expected both")
         return
-    there, here = hf.read_json(path), _described(settings)
+    there, here = files.read_json(path), _described(settings)
     for name in sorted(there.keys() | here.keys()):
         require(
             there.get(name) == here.get(name),

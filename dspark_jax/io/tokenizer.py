@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dspark_jax.config import InputError, require
-from dspark_jax.io.hf import read_json, resolve
+from dspark_jax.io.files import read_json, resolve
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -68,8 +68,12 @@ def run(
     keys=None,
     rounds=LIMIT,
     calls=1,
+    stale=0.0,
 ):
-    """Decodes `prompts` in one batch; the log has room for `rounds` rounds a call."""
+    """Decodes `prompts` in one batch; the log has room for `rounds` rounds a call.
+
+    `stale` is what the caches hold at the start.
+    """
     count = len(prompts)
     padded = -(-max(map(len, prompts)) // chunk) * chunk
     tokens = np.full((count, padded), 5, np.int32)
@@ -82,6 +86,9 @@ def run(
         key=jax.random.split(jax.random.key(0), count) if keys is None else keys,
         limit=np.broadcast_to(limits, count),
     )
+    caches = (state.target_cache, state.draft_cache)
+    caches = jax.tree.map(lambda x: x + stale, caches)
+    state = state.replace(target_cache=caches[0], draft_cache=caches[1])
     # The prompt is read in the same way whatever the policy: one executable for all.
     reading = dataclasses.replace(cfg, policy="fixed", threshold=None, trace=False)
     lengths = np.array([len(p) for p in prompts], np.int32)
@@ -250,6 +257,15 @@ def test_a_row_that_stops_leaves_the_others_alone(tiny_pair, plain):
     assert [len(e) == 0 for e in out.emitted] == (limits == 1).tolist()
 
 
+def test_what_the_caches_held_before_is_never_seen(tiny_pair, plain):
+    models = tiny_pair("vanilla")
+    out, clean = run(models, PROMPTS, FIXED, stale=100.0), run(models, PROMPTS, FIXED)
+    assert out.tokens == plain
+    assert out.accepted == clean.accepted
+    for mine, theirs in zip(out.confidence_logits, clean.confidence_logits, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
 def test_blocks_smaller_than_trained(tiny_pair, plain):
     models = tiny_pair("vanilla")
     for size in (1, 2):
@@ -319,6 +335,26 @@ def test_other_keys_draw_other_tokens(tiny_pair):
     same_prompt = [PROMPTS[0]] * count
     out = run(models, same_prompt, SAMPLED, sampling=sampling)
     assert len({tuple(t) for t in out.tokens}) == count
+
+
+def test_every_round_draws_fresh_noise(tiny_pair):
+    """Target and drafter know nothing: tokens are the noise itself, and must be uniform."""
+    models, count = tiny_pair("vanilla"), len(PROMPTS)
+    target, drafter = models.target, models.drafter
+    target = target.replace(lm_head=0 * target.lm_head)
+    head = drafter.head.replace(w2=0 * drafter.head.w2)
+    models = models.replace(target=target, drafter=drafter.replace(head=head))
+    out = run(models, PROMPTS, SAMPLED, sampling=rows_of(count, temperature=1.0))
+    assert set(np.concatenate(out.accepted)) == {BLOCK}  # p = q: nothing is rejected
+    tokens = np.array(out.tokens)  # [rows, LIMIT]; the first is the prefill's
+    counts = np.bincount(tokens.ravel(), minlength=32)
+    assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 70  # 31 degrees of freedom
+    whole = (LIMIT - 1) // (BLOCK + 1)
+    rounds = tokens[:, 1 : 1 + whole * (BLOCK + 1)].reshape(-1, BLOCK + 1)
+    assert len({tuple(r) for r in rounds.tolist()}) == len(rounds) == count * whole
+    for a in range(BLOCK + 1):  # no purpose or slot repeats another one's
+        for b in range(a):
+            assert (rounds[:, a] == rounds[:, b]).mean() < 0.15
 
 
 LONG = 300

@@ -12,7 +12,7 @@ from dspark_jax import anchors, losses
 from dspark_jax.anchors import Slots
 from dspark_jax.config import DrafterConfig, InputError, TargetConfig
 from dspark_jax.drafters import dspark
-from dspark_jax.io import hf
+from dspark_jax.io import hf, layouts
 from dspark_jax.losses import LossConfig, Outputs
 from dspark_jax.targets import dense
 
@@ -147,7 +147,7 @@ def test_losses_and_gradients_of_the_reference(reference, decay, chunk):
         terms["confidence_loss"] = found["confidence_loss"]
     for name, ours in terms.items():
         np.testing.assert_allclose(ours, expected[name], rtol=1e-4, err_msg=name)
-    tensors = hf.export(hf.drafter_layout(cfg), grads)
+    tensors = layouts.export(layouts.drafter_layout(cfg), grads)
     norms = expected["grad_l2_norm"]
     assert tensors.keys() == norms.keys()
     for name, theirs in norms.items():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from dspark_jax.io import cli
+from dspark_jax.io import cli, model_config
 from infer import check, engine
 from tests.infer.conftest import BLOCK
 
@@ -70,7 +70,7 @@ def test_copies_are_compared_in_the_narrower_type(folders, tmp_path):
             tensors[name] = tensors[name].astype(jnp.bfloat16)
 
     place = altered(folders.draft, tmp_path / "draft", change)
-    cfg = check.hf.load_target_config(folders.target)
+    cfg = model_config.load_target_config(folders.target)
     assert [ok for _, ok in check.compare_copies(folders.target, place, cfg)] == [True, True]
 
 

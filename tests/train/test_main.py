@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from dspark_jax.io import cli, hf
+from dspark_jax.io import cli, hf, model_config
 from train import main as train_main
 from train.checkpoint import Checkpoints, SaveError
 from train.main import main
@@ -72,7 +72,7 @@ def test_a_run_leaves_what_it_promises(finished):
 def test_the_exported_drafter_is_the_last_checkpoint(finished, small_target):
     cfg, params = hf.load_drafter(finished / "drafter")
     assert (cfg.block_size, cfg.target_layer_ids, cfg.num_target_layers) == (2, (0, 2), 4)
-    cfg.check_fits(hf.load_target_config(small_target))
+    cfg.check_fits(model_config.load_target_config(small_target))
     checkpoints = Checkpoints(finished / "checkpoints", keep=2)
     assert checkpoints.latest == 6
     settings = train_main.parse_arguments(["--workdir", str(finished), *SMALL])
@@ -82,7 +82,7 @@ def test_the_exported_drafter_is_the_last_checkpoint(finished, small_target):
 
 
 def abstract(settings, folder):
-    target = hf.load_target_config(folder)
+    target = model_config.load_target_config(folder)
     cfg = train_main.step_config(settings, target, settings.drafter.config(target))
     mesh = train_main.sharding.make_mesh(1)
     return train_main.abstract_state(cfg, mesh)

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from dspark_jax.config import DrafterConfig, InputError, Rope, TargetConfig
 from dspark_jax.drafters import dspark
-from dspark_jax.io import hf
+from dspark_jax.io import files, hf, model_config
 from dspark_jax.targets import dense
 
 TARGET = TargetConfig(
@@ -342,24 +342,24 @@ def test_a_tied_checkpoint_may_hold_its_head_all_the_same(tmp_path, caplog):
 )
 def test_rope_of_older_files(target_folder, rope, scaling):
     edit_config(target_folder, drop=["rope_parameters"], rope_scaling=scaling or None)
-    assert hf.load_target_config(target_folder).rope == rope
+    assert model_config.load_target_config(target_folder).rope == rope
 
 
 def test_stop_tokens(target_folder):
-    assert hf.load_target_config(target_folder).stop_token_ids == (1, 7)
+    assert model_config.load_target_config(target_folder).stop_token_ids == (1, 7)
     edit_config(target_folder, eos_token_id=3)
-    assert hf.load_target_config(target_folder).stop_token_ids == (3,)
+    assert model_config.load_target_config(target_folder).stop_token_ids == (3,)
     (target_folder / "generation_config.json").write_text('{"eos_token_id": [4, 5]}')
-    assert hf.load_target_config(target_folder).stop_token_ids == (4, 5)
+    assert model_config.load_target_config(target_folder).stop_token_ids == (4, 5)
     edit_config(target_folder, drop=["eos_token_id"])
     (target_folder / "generation_config.json").unlink()
-    assert hf.load_target_config(target_folder).stop_token_ids == ()
+    assert model_config.load_target_config(target_folder).stop_token_ids == ()
 
 
 def test_defaults_of_a_sparse_config(target_folder):
     drop = ["tie_word_embeddings", "rope_parameters", "rope_scaling", "rope_theta"]
     edit_config(target_folder, drop=drop, rms_norm_eps=1e-6)
-    cfg = hf.load_target_config(target_folder)
+    cfg = model_config.load_target_config(target_folder)
     assert not cfg.tie_embeddings
     assert cfg.rope == Rope()
 
@@ -623,5 +623,5 @@ def test_hub_that_does_not_answer(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hub, "snapshot_download", unreachable)
     with pytest.raises(InputError) as error:
-        hf.resolve("some/model")
+        files.resolve("some/model")
     assert str(error.value) == "some/model: no such folder, and the hub said: unreachable"

@@ -1,0 +1,146 @@
+"""Layouts of checkpoints: which tensors make up a parameter, and how.
+
+A layout is a pytree of `Codec`s of the same structure as the parameters. Loading and saving read
+the same one, so that a round trip is exact.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from dspark_jax.config import DrafterConfig, TargetConfig, TransformerConfig
+from dspark_jax.drafters import dspark, heads
+from dspark_jax.drafters.confidence import Confidence
+from dspark_jax.layers import Mlp
+from dspark_jax.targets import dense
+from dspark_jax.transformer import Layer
+
+
+@dataclasses.dataclass(frozen=True)
+class Codec:
+    """How the tensors `names` make up one parameter."""
+
+    names: tuple[str, ...]
+    join: Callable[[Sequence[np.ndarray]], np.ndarray]
+    split: Callable[[np.ndarray], Sequence[np.ndarray]]
+
+    def shapes(self, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Shapes of the tensors of a parameter of this shape."""
+        return [t.shape for t in self.split(np.broadcast_to(np.float32(0), shape))]
+
+
+# The functions that make codecs are typed so that these may stand in the place of arrays.
+
+
+def _plain(name: str) -> Any:
+    return Codec((name,), lambda t: t[0], lambda p: [p])
+
+
+def _linear(name: str) -> Any:
+    return Codec((name,), lambda t: t[0].T, lambda p: [p.T])
+
+
+def _vector(name: str) -> Any:
+    """A linear map to one number: [1, in] as [in]."""
+    return Codec((name,), lambda t: t[0][0], lambda p: [p[None]])
+
+
+def _scalar(name: str) -> Any:
+    return Codec((name,), lambda t: t[0][0], lambda p: [p[None]])
+
+
+def _gate_up(prefix: str) -> Any:
+    """Gate and up [F, D] as [D, 2, F]."""
+    return Codec(
+        (f"{prefix}gate_proj.weight", f"{prefix}up_proj.weight"),
+        lambda t: np.stack([t[0].T, t[1].T], axis=1),
+        lambda p: [p[:, 0].T, p[:, 1].T],
+    )
+
+
+def _qkv(prefix: str, cfg: TransformerConfig) -> Any:
+    """q [G * M * H, D], k and v [G * H, D] as [D, G, M + 2, H]."""
+    g, m, h, d = cfg.num_kv_heads, cfg.group_size, cfg.head_dim, cfg.hidden_size
+
+    def join(tensors):
+        parts = [t.T.reshape(d, g, -1, h) for t in tensors]
+        return np.concatenate(parts, axis=2)
+
+    def split(param):
+        parts = param[:, :, :m], param[:, :, m], param[:, :, m + 1]
+        return [part.reshape(d, -1).T for part in parts]
+
+    return Codec(tuple(f"{prefix}{x}_proj.weight" for x in "qkv"), join, split)
+
+
+def _layer(prefix: str, cfg: TransformerConfig, *, qk_norm: bool) -> Layer:
+    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+    return Layer(
+        attn_norm=_plain(f"{prefix}input_layernorm.weight"),
+        qkv=_qkv(attention, cfg),
+        q_norm=_plain(f"{attention}q_norm.weight") if qk_norm else None,
+        k_norm=_plain(f"{attention}k_norm.weight") if qk_norm else None,
+        out=_linear(f"{attention}o_proj.weight"),
+        mlp_norm=_plain(f"{prefix}post_attention_layernorm.weight"),
+        mlp=Mlp(gate_up=_gate_up(mlp), down=_linear(f"{mlp}down_proj.weight")),
+    )
+
+
+def target_layout(cfg: TargetConfig) -> dense.Target:
+    """Codecs of a target's parameters."""
+    return dense.Target(
+        embed=_plain("model.embed_tokens.weight"),
+        layers=tuple(
+            _layer(f"model.layers.{i}.", cfg, qk_norm=cfg.qk_norm) for i in range(cfg.num_layers)
+        ),
+        norm=_plain("model.norm.weight"),
+        lm_head=None if cfg.tie_embeddings else _linear("lm_head.weight"),
+    )
+
+
+def drafter_layout(cfg: DrafterConfig) -> dspark.Drafter:
+    """Codecs of a drafter's own parameters in the DeepSpec layout."""
+    return dspark.Drafter(
+        fc=_linear("fc.weight"),
+        context_norm=_plain("hidden_norm.weight"),
+        layers=tuple(_layer(f"layers.{i}.", cfg, qk_norm=True) for i in range(cfg.num_layers)),
+        norm=_plain("norm.weight"),
+        head=_head_layout(cfg),
+        confidence=Confidence(
+            weight=_vector("confidence_head.proj.weight"), bias=_scalar("confidence_head.proj.bias")
+        )
+        if cfg.confidence_head
+        else None,
+    )
+
+
+def _head_layout(cfg: DrafterConfig) -> heads.Markov | None:
+    token = {
+        "w1": _plain("markov_head.markov_w1.weight"),
+        "w2": _linear("markov_head.markov_w2.weight"),
+    }
+    match cfg.head:
+        case "vanilla":
+            return heads.Markov(**token)
+        case "gated":
+            gate, bias = "markov_head.gate_proj.weight", "markov_head.gate_proj.bias"
+            return heads.Gated(**token, gate=_linear(gate), gate_bias=_plain(bias))
+        case "rnn":
+            joint, bias = "markov_head.joint_proj.weight", "markov_head.joint_proj.bias"
+            return heads.Rnn(**token, joint=_linear(joint), joint_bias=_plain(bias))
+        case "none":
+            return None
+
+
+def export(layout: Any, params: Any) -> dict[str, np.ndarray]:
+    """The tensors of `params` by name, as `layout` says."""
+    tensors = {}
+    for codec, value in zip(jax.tree.leaves(layout), jax.tree.leaves(params), strict=True):
+        parts = codec.split(np.asarray(value))
+        tensors |= {n: np.ascontiguousarray(t) for n, t in zip(codec.names, parts, strict=True)}
+    return tensors
