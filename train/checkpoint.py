@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -26,6 +27,7 @@ class Checkpoints:
         # Background writers log every failure with its traceback, and then raise it.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         self.folder = folder
+        self._failed = False
         self._checkpointer = ocp.training.Checkpointer(
             folder.absolute(),
             save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
@@ -48,6 +50,7 @@ class Checkpoints:
           SaveError: it could not be written, for want of space for example.
         """
         before = self.latest
+        self._failed = True
         try:
             self._checkpointer.save_checkpointables(step, {STATE: state, DATA: data})
         except (OSError, ValueError) as error:  # orbax raises ValueError for a full disk
@@ -56,6 +59,7 @@ class Checkpoints:
                 f"{self.folder}: the checkpoint of step {step} could not be written"
                 f" ({_reason(error)}); {kept}"
             ) from error
+        self._failed = False
 
     def restore(self, abstract: TrainState) -> tuple[TrainState, dict[str, Any]]:
         """State and place in the data of the last checkpoint; there must be one."""
@@ -63,7 +67,10 @@ class Checkpoints:
         return found[STATE], found[DATA]
 
     def close(self) -> None:
-        self._checkpointer.close()
+        """To be called once, at the end."""
+        # After a save that failed, closing would raise the same again.
+        with contextlib.suppress(*(OSError, ValueError) if self._failed else ()):
+            self._checkpointer.close()
 
 
 def _reason(error: Exception) -> str:

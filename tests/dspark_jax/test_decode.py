@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dspark_jax import params
 from dspark_jax.config import HEADS, InputError
 from dspark_jax.decode import (
     DecodeConfig,
@@ -19,6 +20,7 @@ from dspark_jax.decode import (
     decode_rounds,
     prefill,
 )
+from dspark_jax.drafters import dspark
 from dspark_jax.io import hf
 from dspark_jax.sampling import Sampling
 from dspark_jax.targets import dense
@@ -277,11 +279,12 @@ def test_blocks_smaller_than_trained(tiny_pair, plain):
 
 
 def test_the_last_block_fits_into_a_cache_of_the_promised_length(tiny_pair, plain):
-    """Two rows that fill the same cache: one idles behind its prompt, one goes on to the end."""
-    length = cache_length(16, 1, BLOCK)
-    assert length == cache_length(1, 16, BLOCK)
-    out = run(tiny_pair("vanilla"), PROMPTS[:2], FIXED, limits=[1, 16], length=length)
-    assert out.tokens == [plain[0][:1], plain[1][:16]]
+    """Rows that all fill the same cache, some with a whole block behind their last anchor."""
+    limits = [17 - len(p) for p in PROMPTS]
+    (length,) = {cache_length(len(p), n, BLOCK) for p, n in zip(PROMPTS, limits, strict=True)}
+    out = run(tiny_pair("vanilla"), PROMPTS, FIXED, limits=limits, length=length)
+    assert out.tokens == [text[:n] for text, n in zip(plain, limits, strict=True)]
+    assert any(emitted[-1] == 1 for emitted in out.emitted[1:])
 
 
 SAMPLED = DecodeConfig(policy="fixed", trace=True)
@@ -433,9 +436,6 @@ def test_rounds_hold_no_second_copy_of_a_cache(tiny_pair, greedy):
     f32 = functools.partial(shape, dtype=jnp.float32)
 
     def abstract():
-        from dspark_jax import params
-        from dspark_jax.drafters import dspark
-
         key = jax.random.key(0)
         wide_models = Models(
             params.init(key, dense.specs(target_config)),
