@@ -61,6 +61,10 @@ class DecodeConfig:
         """Raises `InputError` when the models cannot be decoded like this."""
         drafter = models.drafter_config
         require(
+            self.policy in ("none", "fixed", "threshold"),
+            f"policy {self.policy!r}: decoding knows 'none', 'fixed' and 'threshold'",
+        )
+        require(
             self.policy == "none" or drafter is not None,
             f"policy {self.policy!r} needs a drafter; without one the policy is 'none'",
         )
