@@ -18,11 +18,12 @@ from flax import struct
 
 from dspark_jax import sampling as sampling_
 from dspark_jax import scheduler, verify
-from dspark_jax.config import DrafterConfig, TargetConfig, require
+from dspark_jax.config import DrafterConfig, TargetConfig, TransformerConfig, require
 from dspark_jax.drafters import dspark
 from dspark_jax.drafters.dspark import Drafter
 from dspark_jax.flat import pack
 from dspark_jax.kv_cache import KVCache
+from dspark_jax.layers import RopeAngles, rope_angles
 from dspark_jax.sampling import Draft, Sampling, round_noise
 from dspark_jax.targets import dense
 from dspark_jax.targets.dense import Target
@@ -159,6 +160,7 @@ def prefill(
       The state, and the first tokens [R].
     """
     rows = tokens.shape[0]
+    constants = _constants(models, state)
     last = jnp.zeros((rows, models.target.embed.shape[1]), models.target.embed.dtype)
 
     def read(i, carry):
@@ -167,9 +169,14 @@ def prefill(
         piece = jax.lax.dynamic_slice(tokens, (0, i * chunk), (rows, chunk))
         flat = pack(piece, jnp.clip(lengths - start, 0, chunk), start, rows * chunk)
         hidden, target_cache = dense.extend(
-            models.target, flat, target_cache, cfg=models.target_config, taps=models.taps
+            models.target,
+            flat,
+            target_cache,
+            constants.target_angles,
+            cfg=models.target_config,
+            taps=models.taps,
         )
-        draft_cache = _append_context(models, hidden.features, flat, draft_cache)
+        draft_cache = _append_context(models, constants, hidden.features, flat, draft_cache)
         place = lengths - 1 - start
         ends = (place >= 0) & (place < chunk)
         final = flat.to_rows(hidden.final)[jnp.arange(rows), jnp.clip(place, 0, chunk - 1)]
@@ -216,6 +223,7 @@ def decode_rounds(
     """
     rows = state.anchor.shape[0]
     size = block_size(models, cfg)
+    constants = _constants(models, state)
     log = RoundLog(
         tokens=jnp.zeros((length, rows, size + 1), jnp.int32),
         emitted=jnp.zeros((length, rows), jnp.int32),
@@ -230,7 +238,7 @@ def decode_rounds(
 
     def body(carry):
         t, state, log = carry
-        state, entry = decode_round(models, state, cfg=cfg)
+        state, entry = decode_round(models, constants, state, cfg=cfg)
         log = jax.tree.map(lambda all_, one: all_.at[t].set(one), log, entry)
         return t + 1, state, log
 
@@ -245,14 +253,36 @@ def block_size(models: Models, cfg: DecodeConfig) -> int:
     return models.drafter_config.block_size
 
 
+@struct.dataclass
+class Constants:
+    """What a loop over passes makes once, in front of it."""
+
+    target_angles: RopeAngles  # [S, H/2] of all positions
+    draft_angles: RopeAngles | None
+    context_weights: jax.Array | None
+
+
+def _constants(models: Models, state: DecodeState) -> Constants:
+    def angles(cfg: TransformerConfig) -> RopeAngles:
+        return rope_angles(jnp.arange(state.target_cache[0].length), cfg.rope, cfg.head_dim)
+
+    if models.drafter is None or models.drafter_config is None:
+        return Constants(angles(models.target_config), None, None)
+    return Constants(
+        angles(models.target_config),
+        angles(models.drafter_config),
+        dspark.context_weights(models.drafter),
+    )
+
+
 def decode_round(
-    models: Models, state: DecodeState, *, cfg: DecodeConfig
+    models: Models, constants: Constants, state: DecodeState, *, cfg: DecodeConfig
 ) -> tuple[DecodeState, RoundLog]:
     """One round of all rows; the log entry has no leading T."""
     rows, size = state.anchor.shape[0], block_size(models, cfg)
     noise = None if cfg.greedy else round_noise(state.key, state.position, max(size, 1))
     with jax.named_scope("draft"):
-        draft, draft_cache = _draft(models, state, noise, cfg)
+        draft, draft_cache = _draft(models, constants, state, noise, cfg)
     with jax.named_scope("schedule"):
         if draft.confidence_logits is None:
             confidence = jnp.ones((rows, size))
@@ -265,7 +295,12 @@ def decode_round(
         tokens = jnp.concatenate([state.anchor[:, None], draft.tokens], axis=1)
         flat = pack(tokens, 1 + lengths, state.position, rows * (1 + size))
         hidden, target_cache = dense.extend(
-            models.target, flat, state.target_cache, cfg=models.target_config, taps=models.taps
+            models.target,
+            flat,
+            state.target_cache,
+            constants.target_angles,
+            cfg=models.target_config,
+            taps=models.taps,
         )
         logits = dense.logits(models.target, hidden.final)
         if noise is None:
@@ -276,7 +311,7 @@ def decode_round(
             )
     with jax.named_scope("commit"):
         if size:
-            draft_cache = _append_context(models, hidden.features, flat, draft_cache)
+            draft_cache = _append_context(models, constants, hidden.features, flat, draft_cache)
         state = dataclasses.replace(state, target_cache=target_cache, draft_cache=draft_cache)
         state, committed, emitted = _commit(state, draft, verdict, cfg)
     z = draft.confidence_logits if cfg.trace else None
@@ -286,8 +321,13 @@ def decode_round(
 
 
 def _draft(
-    models: Models, state: DecodeState, noise: jax.Array | None, cfg: DecodeConfig
+    models: Models,
+    constants: Constants,
+    state: DecodeState,
+    noise: jax.Array | None,
+    cfg: DecodeConfig,
 ) -> tuple[Draft, tuple[KVCache, ...]]:
+    table = constants.draft_angles
     if cfg.policy == "none" or models.drafter is None or models.drafter_config is None:
         rows = state.anchor.shape[0]
         return Draft(jnp.zeros((rows, 0), jnp.int32), None, None), state.draft_cache
@@ -297,6 +337,7 @@ def _draft(
         state.anchor,
         state.position,
         state.draft_cache,
+        table,
         cfg=models.drafter_config,
     )
     draft = sampling_.draft_block(
@@ -311,10 +352,15 @@ def _draft(
     return draft, cache
 
 
-def _append_context(models: Models, features, flat, cache) -> tuple[KVCache, ...]:
-    if models.drafter is None or models.drafter_config is None:
+def _append_context(
+    models: Models, constants: Constants, features, flat, cache
+) -> tuple[KVCache, ...]:
+    weights, table = constants.context_weights, constants.draft_angles
+    if models.drafter is None or models.drafter_config is None or weights is None or table is None:
         return cache
-    return dspark.append_context(models.drafter, features, flat, cache, cfg=models.drafter_config)
+    return dspark.append_context(
+        models.drafter, weights, features, flat, cache, table, cfg=models.drafter_config
+    )
 
 
 def _is_stop(tokens: jax.Array, cfg: DecodeConfig) -> jax.Array:

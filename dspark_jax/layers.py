@@ -26,6 +26,10 @@ class RopeAngles:
     cos: jax.Array  # [..., H/2]
     sin: jax.Array  # [..., H/2]
 
+    def __getitem__(self, positions: jax.Array) -> RopeAngles:
+        """Of a table of all positions [S, H/2], those that are asked for."""
+        return RopeAngles(self.cos[positions], self.sin[positions])
+
 
 def rope_angles(positions: jax.Array, rope: Rope, head_dim: int) -> RopeAngles:
     """Angles of `positions` [...], computed where they are needed: no table can be too short."""

@@ -22,6 +22,7 @@ from dspark_jax.anchors import Slots, slot_labels
 from dspark_jax.config import DrafterConfig, require
 from dspark_jax.drafters import confidence, dspark, heads
 from dspark_jax.drafters.dspark import Drafter, KeyValue
+from dspark_jax.layers import rope_angles
 from dspark_jax.targets import dense
 from dspark_jax.targets.dense import Target
 
@@ -135,9 +136,9 @@ def drafter_sums(
     used = jnp.arange(length) < last[:, None]
     features = jnp.where(used[..., None], features, 0)
     with jax.named_scope("context"):
-        context = dspark.context_key_values(
-            _cast(params, dtype), features, jnp.arange(length)[None], cfg
-        )
+        low = _cast(params, dtype)
+        angles = rope_angles(jnp.arange(length)[None], cfg.rope, cfg.head_dim)
+        context = dspark.context_key_values(low, dspark.context_weights(low), features, angles, cfg)
         context = _cast(context, jnp.promote_types(dtype, jnp.float32))
 
     def of_chunk(params: Drafter, context: list[KeyValue], positions, valid) -> Sums:

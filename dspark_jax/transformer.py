@@ -62,14 +62,3 @@ def block(
         x = x + attended.reshape(*x.shape[:-1], -1) @ layer.out
     with jax.named_scope("mlp"):
         return x + mlp(layer.mlp, rms_norm(x, layer.mlp_norm, eps))
-
-
-def key_value(
-    layer: Layer, x: jax.Array, angles: RopeAngles, cfg: TransformerConfig
-) -> tuple[jax.Array, jax.Array]:
-    """Keys and values [..., G, H] alone, of x [..., D] as it is: no input norm."""
-    kv = jnp.einsum("...d,dgch->...gch", x, layer.qkv[:, :, cfg.group_size :])
-    k, v = kv[..., 0, :], kv[..., 1, :]
-    if layer.k_norm is not None:
-        k = rms_norm(k, layer.k_norm, cfg.norm_eps)
-    return apply_rope(k, angles), v

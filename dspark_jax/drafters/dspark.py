@@ -21,10 +21,10 @@ from dspark_jax.config import DrafterConfig
 from dspark_jax.drafters import confidence, heads
 from dspark_jax.flat import FlatTokens
 from dspark_jax.kv_cache import KVCache
-from dspark_jax.layers import RopeAngles, ones, rms_norm, rope_angles
+from dspark_jax.layers import RopeAngles, apply_rope, ones, rms_norm, rope_angles
 from dspark_jax.params import spec
 from dspark_jax.targets.dense import Target
-from dspark_jax.transformer import Layer, block, key_value, layer_specs
+from dspark_jax.transformer import Layer, block, layer_specs
 
 KeyValue = tuple[jax.Array, jax.Array]
 
@@ -60,25 +60,48 @@ def create_cache(cfg: DrafterConfig, rows: int, length: int, dtype) -> tuple[KVC
     return kv_cache.create(cfg.num_layers, shape, dtype)
 
 
+def context_weights(params: Drafter) -> jax.Array:
+    """Key and value matrices of all N layers side by side, [D, N, G, 2, H].
+
+    Taking them out of the layers is a copy, which a decoding loop makes once, in front of it.
+    """
+    return jnp.stack([layer.qkv[:, :, -2:] for layer in params.layers], axis=1)
+
+
 def context_key_values(
-    params: Drafter, features: jax.Array, positions: jax.Array, cfg: DrafterConfig
+    params: Drafter,
+    weights: jax.Array,
+    features: jax.Array,
+    angles: RopeAngles,
+    cfg: DrafterConfig,
 ) -> list[KeyValue]:
-    """Keys and values [..., G, H] of every layer from target features [..., L * D]."""
+    """Keys and values [..., G, H] of every layer from target features [..., L * D].
+
+    `weights` are those of `context_weights`, `angles` those of the features' positions.
+    """
     context = rms_norm(features @ params.fc, params.context_norm, cfg.norm_eps)
-    angles = rope_angles(positions, cfg.rope, cfg.head_dim)
-    return [key_value(layer, context, angles, cfg) for layer in params.layers]
+    kv = jnp.einsum("...d,dngch->...ngch", context, weights)
+    norms = jnp.stack([layer.k_norm for layer in params.layers])[:, None]
+    k = rms_norm(kv[..., 0, :], norms, cfg.norm_eps)
+    k = apply_rope(k, angles)
+    return [(k[..., n, :, :], kv[..., n, :, 1, :]) for n in range(cfg.num_layers)]
 
 
 def append_context(
     params: Drafter,
+    weights: jax.Array,
     features: jax.Array,
     flat: FlatTokens,
     cache: tuple[KVCache, ...],
+    table: RopeAngles,
     *,
     cfg: DrafterConfig,
 ) -> tuple[KVCache, ...]:
-    """Extends each row's context by the verified tokens of a target pass; features [C, L * D]."""
-    context = context_key_values(params, features, flat.positions, cfg)
+    """Extends each row's context by the verified tokens of a target pass; features [C, L * D].
+
+    `weights` are those of `context_weights`, `table` the angles [S, H/2] of all positions.
+    """
+    context = context_key_values(params, weights, features, table[flat.positions], cfg)
     return tuple(
         kv_cache.append(old, flat.to_rows(k), flat.to_rows(v), flat.start)
         for old, (k, v) in zip(cache, context, strict=True)
@@ -104,6 +127,7 @@ def draft_hidden(
     anchor: jax.Array,
     position: jax.Array,
     cache: tuple[KVCache, ...],
+    table: RopeAngles,
     *,
     cfg: DrafterConfig,
 ) -> tuple[jax.Array, tuple[KVCache, ...]]:
@@ -116,12 +140,13 @@ def draft_hidden(
       anchor: [R] tokens that the target has emitted and no cache holds yet.
       position: [R] their positions, which is also how much context each row has.
       cache: the context caches; position + K <= S.
+      table: angles [S, H/2] of all positions.
     Returns:
       (h [R, K, D], cache).
     """
     rows, size = anchor.shape[0], cfg.block_size
     x = block_inputs(target, anchor, block_size=size, mask_id=cfg.mask_token_id)
-    angles = rope_angles(position[:, None] + jnp.arange(size), cfg.rope, cfg.head_dim)
+    angles = table[position[:, None] + jnp.arange(size)]
     limit = jnp.broadcast_to(position[:, None] + size, (rows, size))
     caches = list(cache)
 

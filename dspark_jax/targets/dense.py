@@ -17,7 +17,7 @@ from dspark_jax.attention import cached_attention, causal_attention
 from dspark_jax.config import TargetConfig
 from dspark_jax.flat import FlatTokens
 from dspark_jax.kv_cache import KVCache
-from dspark_jax.layers import ones, rms_norm, rope_angles
+from dspark_jax.layers import RopeAngles, ones, rms_norm, rope_angles
 from dspark_jax.params import spec
 from dspark_jax.transformer import Layer, block, layer_specs
 
@@ -117,6 +117,7 @@ def extend(
     params: Target,
     flat: FlatTokens,
     cache: tuple[KVCache, ...],
+    table: RopeAngles,
     *,
     cfg: TargetConfig,
     taps: tuple[int, ...] = (),
@@ -124,9 +125,13 @@ def extend(
     """Adds the flat tokens to their rows: each sees what its row holds up to itself.
 
     Layers are a tuple and unrolled: scanned caches would be copied.
+
+    Args:
+      table: angles [S, H/2] of all positions. A loop makes them in front of it: XLA would make
+        those of the tokens anew for every layer.
     """
     assert isinstance(params.layers, tuple)
-    angles = rope_angles(flat.positions, cfg.rope, cfg.head_dim)
+    angles = table[flat.positions]
     limit = flat.row_positions + 1
     caches, states = [], [params.embed[flat.tokens]]
     for layer, old in zip(params.layers, cache, strict=True):

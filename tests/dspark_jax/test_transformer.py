@@ -8,7 +8,7 @@ import pytest
 from dspark_jax.attention import causal_attention
 from dspark_jax.config import Rope, TransformerConfig
 from dspark_jax.layers import rope_angles
-from dspark_jax.transformer import block, key_value, layer_specs
+from dspark_jax.transformer import block, layer_specs
 
 CFG = TransformerConfig(
     vocab_size=8,
@@ -79,34 +79,6 @@ def test_block(qk_norm):
     wide = jax.tree.map(lambda a: np.asarray(a, np.float64), layer)
     for b in range(2):
         np.testing.assert_allclose(found[b], reference(wide, x[b].astype(np.float64)), atol=2e-4)
-
-
-@pytest.mark.parametrize("qk_norm", [True, False])
-def test_key_value_takes_its_input_without_the_norm(qk_norm):
-    layer = random_layer(qk_norm)
-    x = np.random.default_rng(0).normal(size=(5, 12)).astype(np.float32)
-    k, v = key_value(layer, jnp.asarray(x), rope_angles(jnp.arange(5) + 3, CFG.rope, H), CFG)
-    wide = jax.tree.map(lambda a: np.asarray(a, np.float64), layer)
-    for t, g in np.ndindex(5, G):
-        key = rotate(head_norm(x[t] @ wide.qkv[:, g, M], wide.k_norm), t + 3)
-        np.testing.assert_allclose(k[t, g], key, atol=1e-5)
-        np.testing.assert_allclose(v[t, g], x[t] @ wide.qkv[:, g, M + 1], atol=1e-5)
-
-
-def test_key_value_is_what_the_block_attends_to():
-    layer = random_layer(True)
-    x = np.random.default_rng(0).normal(size=(2, 5, 12)).astype(np.float32)
-    angles = rope_angles(jnp.arange(5)[None], CFG.rope, H)
-    seen = []
-
-    def attend(q, k, v):
-        seen.append((k, v))
-        return q
-
-    block(layer, x, angles, CFG, attend)
-    normed = x / np.sqrt((x * x).mean(-1, keepdims=True) + CFG.norm_eps) * layer.attn_norm
-    for found, expected in zip(seen[0], key_value(layer, normed, angles, CFG), strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_specs_without_head_norms():

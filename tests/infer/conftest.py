@@ -1,4 +1,4 @@
-"""A pair small enough to follow by hand.
+"""A pair small enough to follow by hand, and the command run on it.
 
 The target says what comes next from the last token alone: a, b, .. z and then its stop token, or
 0, 1, .. 9, 0, .. for ever; after a space, a line break or ! comes a. The drafter knows that, except
@@ -18,8 +18,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from dspark_jax.config import DrafterConfig, TargetConfig
 from dspark_jax.drafters import dspark
-from dspark_jax.io import hf
+from dspark_jax.io import cli, hf
 from dspark_jax.targets import dense
+from infer import generate
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>")
 STOP, MASK = 2, 3
@@ -35,6 +36,16 @@ TEMPLATE = (
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 IDS = {token: i for i, token in enumerate([*SPECIAL, *ALPHABET])}
+
+LIMIT = 12
+PROMPTS = [
+    {"prompt": "abc"},
+    {"prompt": "x", "id": "short"},
+    {"prompt": ""},
+    {"token_ids": [IDS["7"]], "max_new_tokens": 9},
+    b"nonsense",
+    {"prompt": "say !"},
+]
 
 
 def follower(token: str) -> str:
@@ -150,3 +161,54 @@ def folders(tmp_path_factory) -> Folders:
     write_tokenizer(root / "target")
     write_drafter(root / "draft", target)
     return Folders(root / "target", root / "draft")
+
+
+@dataclasses.dataclass
+class Command:
+    """Runs `infer.generate` on the pair of this folder in this process."""
+
+    folder: object
+    given: tuple[str, ...]
+    capsys: pytest.CaptureFixture
+
+    @property
+    def output(self):
+        return self.folder / "out.jsonl"
+
+    def write(self, lines):
+        raw = [x if isinstance(x, bytes) else json.dumps(x).encode() for x in lines]
+        (self.folder / "prompts.jsonl").write_bytes(b"\n".join(raw) + b"\n")
+
+    def __call__(self, *args):
+        files = ("--prompts", str(self.folder / "prompts.jsonl"), "--output", str(self.output))
+        return self.bare(*self.given, *files, "--slots", "2", f"--max-new-tokens={LIMIT}", *args)
+
+    def bare(self, *args):
+        self.code = cli.run(lambda: generate.main(args))
+        self.out, self.err = self.capsys.readouterr()
+        return self.code
+
+    def results(self):
+        return [json.loads(line) for line in self.output.read_text().splitlines()]
+
+    def summary(self):
+        return json.loads((self.folder / "summary.json").read_text())
+
+
+@pytest.fixture
+def command(folders, tmp_path, capsys):
+    given = ("--target", str(folders.target), "--draft", str(folders.draft))
+    made = Command(tmp_path, given, capsys)
+    made.write(PROMPTS)
+    return made
+
+
+def fails(command, text, *args):
+    """The command ends with exit code 2, one line that holds `text`, and no files of its own."""
+    before = sorted(command.folder.iterdir())
+    assert command(*args) == 2
+    assert command.out == ""
+    assert command.err.startswith("error: ")
+    assert command.err.count("\n") == 1
+    assert text in command.err
+    assert sorted(command.folder.iterdir()) == before

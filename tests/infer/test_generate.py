@@ -1,6 +1,5 @@
 """The command, on a pair that can be followed by hand (tests/infer/conftest.py)."""
 
-import dataclasses
 import errno
 import json
 import os
@@ -10,60 +9,19 @@ import string
 import numpy as np
 import pytest
 
-from dspark_jax.io import cli
-from infer import generate, results
+from infer import generate
 from infer.engine import Engine
-from tests.infer.conftest import BLOCK, IDS, SPECIAL, STOP, continuation, rounds
-
-LIMIT = 12
-PROMPTS = [
-    {"prompt": "abc"},
-    {"prompt": "x", "id": "short"},
-    {"prompt": ""},
-    {"token_ids": [IDS["7"]], "max_new_tokens": 9},
-    b"nonsense",
-    {"prompt": "say !"},
-]
-
-
-@dataclasses.dataclass
-class Command:
-    """Runs `infer.generate` on the pair of this folder in this process."""
-
-    folder: object
-    given: tuple[str, ...]
-    capsys: pytest.CaptureFixture
-
-    @property
-    def output(self):
-        return self.folder / "out.jsonl"
-
-    def write(self, lines):
-        raw = [x if isinstance(x, bytes) else json.dumps(x).encode() for x in lines]
-        (self.folder / "prompts.jsonl").write_bytes(b"\n".join(raw) + b"\n")
-
-    def __call__(self, *args):
-        files = ("--prompts", str(self.folder / "prompts.jsonl"), "--output", str(self.output))
-        return self.bare(*self.given, *files, "--slots", "2", f"--max-new-tokens={LIMIT}", *args)
-
-    def bare(self, *args):
-        self.code = cli.run(lambda: generate.main(args))
-        self.out, self.err = self.capsys.readouterr()
-        return self.code
-
-    def results(self):
-        return [json.loads(line) for line in self.output.read_text().splitlines()]
-
-    def summary(self):
-        return json.loads((self.folder / "summary.json").read_text())
-
-
-@pytest.fixture
-def command(folders, tmp_path, capsys):
-    given = ("--target", str(folders.target), "--draft", str(folders.draft))
-    made = Command(tmp_path, given, capsys)
-    made.write(PROMPTS)
-    return made
+from tests.infer.conftest import (
+    BLOCK,
+    IDS,
+    LIMIT,
+    PROMPTS,
+    SPECIAL,
+    STOP,
+    continuation,
+    fails,
+    rounds,
+)
 
 
 def expected(last, limit=LIMIT, stop=True):
@@ -247,75 +205,20 @@ def test_a_full_disk_for_the_summary(command):
     assert len(command.results()) == len(PROMPTS)
 
 
-def fails(command, text, *args):
-    """The command ends with exit code 2, one line that holds `text`, and no files of its own."""
-    before = sorted(command.folder.iterdir())
-    assert command(*args) == 2
-    assert command.out == ""
-    assert command.err.startswith("error: ")
-    assert command.err.count("\n") == 1
-    assert text in command.err
-    assert sorted(command.folder.iterdir()) == before
-
-
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        (["--policy", "causal"], "--policy causal: comes in a later version"),
-        (["--policy", "delayed"], "--policy delayed: comes in a later version"),
-        (["--cost-table", "t.json"], "--cost-table: comes in a later version"),
-        (["--calibration", "c.json"], "--calibration: comes in a later version"),
-        (["--policy", "best"], "invalid choice 'best' for argument '--policy'"),
-        (["--policy", "threshold"], "expected --confidence-threshold, a number in 0..1"),
         (["--policy", "threshold", "--confidence-threshold", "2"], "confidence threshold 2.0"),
-        (["--confidence-threshold", "0.5"], "expected with --policy threshold only"),
-        (["--temperature", "-1"], "temperature=-1.0: expected a number 0 or above"),
-        (["--temperature", "nan"], "temperature=nan: expected a number 0 or above"),
-        (["--temperature", "hot"], "could not convert string to float: 'hot'"),
-        (["--temperature"], "Missing value for argument '--temperature'"),
-        (["--top-p", "0"], "top_p=0.0: expected a number above 0, at most 1"),
-        (["--top-p", "1.1"], "top_p=1.1: expected a number above 0, at most 1"),
-        (["--top-k", "-3"], "top_k=-3: expected a number 0 (off) or above"),
-        (["--min-p", "1.1"], "min_p=1.1: expected a number in 0..1"),
-        (["--seed", "-1"], "seed=-1: expected a number in 0..2^32-1"),
-        (["--max-new-tokens", "0"], "max_new_tokens=0: expected a whole number above 0"),
-        (["--slots", "0"], "--slots 0: expected a whole number above 0"),
         (["--block-size", "0"], f"block size 0: expected 1..{BLOCK}"),
         (["--block-size", str(BLOCK + 1)], f"block size {BLOCK + 1}: expected 1..{BLOCK}"),
-        (["--draft", "none", "--block-size", "2"], "--block-size: expected with a drafter only"),
         (["--draft", "none", "--policy", "fixed"], "policy 'fixed' needs a drafter"),
-        (["--dtype", "float64"], "Expected one of ('float32', 'bfloat16')"),
-        (["--tmperature", "1"], "perhaps you meant --temperature FLOAT"),
         (["--prompts", "absent.jsonl"], "absent.jsonl: cannot be read"),
-        (["--output", "absent/out.jsonl"], "--output absent/out.jsonl: no such folder as absent"),
-        (["--summary", "absent/s.json"], "--summary absent/s.json: no such folder as absent"),
         (["--target", "./absent"], "./absent: no such folder"),
         (["--draft", "./absent"], "./absent: no such folder"),
     ],
 )
 def test_bad_arguments(command, args, text):
     fails(command, text, *args)
-
-
-def test_files_that_are_the_same(command):
-    prompts = str(command.folder / "prompts.jsonl")
-    before = (command.folder / "prompts.jsonl").read_bytes()
-    for option in ("--summary", "--output"):
-        fails(command, "expected different files", option, prompts)
-    fails(command, "expected different files", "--summary", str(command.output))
-    assert (command.folder / "prompts.jsonl").read_bytes() == before
-
-
-def test_arguments_that_belong_together(command):
-    for args, text in (
-        (["--prompts", "p.jsonl"], "--prompts and --output: expected both"),
-        (["--output", "o.jsonl"], "--prompts and --output: expected both"),
-        (["--summary", "s.json"], "--summary: expected with --prompts only"),
-        (["--target", "t"], "--target without --draft: expected a drafter, or --draft none"),
-    ):
-        assert command.bare(*args) == 2
-        assert command.err.startswith(f"error: {text}")
-        assert command.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -416,27 +319,6 @@ def test_help_names_every_option(capsys):
                  "cost-table", "calibration", "dtype", "summary", "trace", "compare-baseline",
                  "ignore-eos", "thinking", "seed"):  # fmt: skip
         assert f"--{name}" in shown
-
-
-def test_built_in_prompts(command):
-    assert command.bare(*command.given, "--max-new-tokens", str(LIMIT)) == 0
-    for temperature, prompts in (("0", 1), ("0.7", 2), ("1", 1)):
-        said = f"temperature {temperature}: {LIMIT} tokens in "
-        assert command.out.count(said) == prompts
-    assert "  | def is_absolute(path):" in command.out
-    assert f"tokens/s with {BLOCK} drafts a round, " in command.out
-    assert "speed-up " in command.out
-    assert command.err == ""
-
-
-def test_meta_holds_what_decides_the_results(command):
-    settings = cli.parse(generate.Settings, command.given, prog="x", description="")
-    files = {"prompts", "output", "summary", "cost_table", "calibration"}
-    decisive = settings.decisive()
-    assert json.loads(json.dumps(decisive)) == decisive
-    names = {f.name for f in dataclasses.fields(settings)}
-    assert names - decisive.keys() == files | {"slots", "compare_baseline"}
-    assert results.meta_path(command.output).name == "out.jsonl.meta.json"
 
 
 def test_the_pair_is_what_these_tests_take_it_for():

@@ -13,6 +13,7 @@ from dspark_jax.config import DrafterConfig, TargetConfig
 from dspark_jax.drafters import confidence, dspark, heads
 from dspark_jax.flat import pack
 from dspark_jax.io import hf
+from dspark_jax.layers import rope_angles
 from dspark_jax.targets import dense
 
 TARGET = TargetConfig(
@@ -57,11 +58,13 @@ def features():
 
 @functools.partial(jax.jit, static_argnames="cfg")
 def train(drafter, target, anchor, position, features, cfg=CFG):
-    places = jnp.arange(features.shape[1])[None]
-    context = dspark.context_key_values(drafter, features, places, cfg)
+    angles = rope_angles(jnp.arange(features.shape[1])[None], cfg.rope, cfg.head_dim)
+    weights = dspark.context_weights(drafter)
+    context = dspark.context_key_values(drafter, weights, features, angles, cfg)
     return dspark.training_hidden(drafter, target, anchor, position, context, cfg=cfg)
 
 
+TABLE = rope_angles(jnp.arange(20), CFG.rope, CFG.head_dim)
 append = jax.jit(dspark.append_context, static_argnames="cfg")
 draft = jax.jit(dspark.draft_hidden, static_argnames="cfg")
 
@@ -72,7 +75,8 @@ def extend(drafter, features, cache, start, counts, capacity):
     flat = pack(jnp.zeros((3, width), int), jnp.array(counts), jnp.array(start), capacity)
     where = start[np.asarray(flat.row)] + np.asarray(flat.slot)
     values = features[np.asarray(flat.row), np.minimum(where, features.shape[1] - 1)]
-    return append(drafter, values, flat, cache, cfg=CFG)
+    weights = dspark.context_weights(drafter)
+    return append(drafter, weights, values, flat, cache, TABLE, cfg=CFG)
 
 
 @pytest.mark.parametrize(
@@ -92,9 +96,32 @@ def test_decoding_equals_training(models, features, pieces):
         cache = extend(drafter, features, cache, start, counts, capacity)
         start = start + counts
     anchor = jnp.array([5, 0, 31])
-    found, _ = draft(drafter, target, anchor, jnp.asarray(start), cache, cfg=CFG)
+    found, _ = draft(drafter, target, anchor, jnp.asarray(start), cache, TABLE, cfg=CFG)
     expected = train(drafter, target, anchor[:, None], jnp.asarray(start)[:, None], features)
     np.testing.assert_allclose(found, expected[:, 0], atol=2e-5)
+
+
+def test_context_by_hand(models):
+    """One norm behind the projection, none at a layer's input; keys are normed and rotated."""
+    _, drafter = models
+    features = np.random.default_rng(2).normal(size=(5, 48)).astype(np.float32)
+    angles = rope_angles(jnp.arange(5) + 3, CFG.rope, CFG.head_dim)
+    weights = dspark.context_weights(drafter)
+    found = dspark.context_key_values(drafter, weights, features, angles, CFG)
+
+    def norm(x, weight):
+        return x / np.sqrt((x * x).mean() + CFG.norm_eps) * weight
+
+    frequencies = np.array(CFG.rope.frequencies(CFG.head_dim))
+    for n, layer in enumerate(drafter.layers):
+        for t, g in np.ndindex(5, CFG.num_kv_heads):
+            h = norm(features[t] @ np.asarray(drafter.fc), np.asarray(drafter.context_norm))
+            key = norm(h @ np.asarray(layer.qkv[:, g, -2]), np.asarray(layer.k_norm))
+            pairs = (key[:4] + 1j * key[4:]) * np.exp(1j * (t + 3) * frequencies)
+            key = np.concatenate([pairs.real, pairs.imag])
+            np.testing.assert_allclose(found[n][0][t, g], key, atol=1e-5)
+            value = h @ np.asarray(layer.qkv[:, g, -1])
+            np.testing.assert_allclose(found[n][1][t, g], value, atol=1e-5)
 
 
 def test_a_draft_leaves_no_trace(models, features):
@@ -106,12 +133,13 @@ def test_a_draft_leaves_no_trace(models, features):
     used = extend(drafter, features, fresh, start, first, 9)
     quiet = used
     start = start + first
-    _, used = draft(drafter, target, jnp.array([5, 0, 31]), jnp.asarray(start), used, cfg=CFG)
+    tokens = jnp.array([5, 0, 31])
+    _, used = draft(drafter, target, tokens, jnp.asarray(start), used, TABLE, cfg=CFG)
     used, quiet = (extend(drafter, features, c, start, second, 5) for c in (used, quiet))
     start = start + second
     anchor = jnp.array([7, 8, 9])
-    found, _ = draft(drafter, target, anchor, jnp.asarray(start), used, cfg=CFG)
-    expected, _ = draft(drafter, target, anchor, jnp.asarray(start), quiet, cfg=CFG)
+    found, _ = draft(drafter, target, anchor, jnp.asarray(start), used, TABLE, cfg=CFG)
+    expected, _ = draft(drafter, target, anchor, jnp.asarray(start), quiet, TABLE, cfg=CFG)
     np.testing.assert_array_equal(found, expected)
 
 

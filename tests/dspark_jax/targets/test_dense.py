@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from dspark_jax.config import Rope, TargetConfig
 from dspark_jax.flat import pack
 from dspark_jax.io import hf
-from dspark_jax.layers import argmax
+from dspark_jax.layers import argmax, rope_angles
 from dspark_jax.targets import dense
 
 QWEN3 = TargetConfig(
@@ -30,6 +30,10 @@ LLAMA = dataclasses.replace(
     QWEN3, model_type="llama", tie_embeddings=True, rope=Rope(1e4, "llama3", 8.0, 1.0, 4.0, 16)
 )
 GOLDEN = ["qwen3_target", "llama_target_tied", "llama_target_llama3rope"]
+
+
+def table(cfg):
+    return rope_angles(jnp.arange(512), cfg.rope, cfg.head_dim)
 
 
 @functools.cache
@@ -86,7 +90,7 @@ def test_golden_greedy_continuation(golden, name):
     @functools.partial(jax.jit, donate_argnums=1)
     def step(tokens, cache, start):
         flat = pack(tokens, jnp.full(1, tokens.shape[1]), start, tokens.shape[1])
-        hidden, cache = dense.extend(params, flat, cache, cfg=cfg)
+        hidden, cache = dense.extend(params, flat, cache, table(cfg), cfg=cfg)
         return argmax(dense.logits(params, hidden.final[-1:])), cache
 
     cache = dense.create_cache(cfg, 1, len(prompt) + len(continuation), jnp.float32)
@@ -151,7 +155,7 @@ class Rows:
     def extend(self, tokens, counts, capacity):
         """Adds tokens [R, T], the first counts[r] of each row."""
         flat = pack(jnp.asarray(tokens), jnp.asarray(counts), jnp.asarray(self.start), capacity)
-        hidden, self.cache = extend(self.params, flat, self.cache, cfg=self.cfg)
+        hidden, self.cache = extend(self.params, flat, self.cache, table(self.cfg), cfg=self.cfg)
         offset = np.asarray(flat.offset)
         for r, count in enumerate(counts):
             places = slice(offset[r], offset[r] + count)
@@ -233,7 +237,7 @@ def test_extend_writes_its_caches_in_place():
     cache = dense.create_cache(QWEN3, 2, length, jnp.float32)
     flat = pack(jnp.zeros((2, 1), int), jnp.array([1, 1]), jnp.array([0, 5]), 2)
     step = jax.jit(functools.partial(dense.extend, cfg=QWEN3), donate_argnums=2)
-    memory = step.lower(params, flat, cache).compile().memory_analysis()
+    memory = step.lower(params, flat, cache, table(QWEN3)).compile().memory_analysis()
     size = sum(a.nbytes for a in jax.tree.leaves(cache))
     assert memory.alias_size_in_bytes >= size
     assert memory.temp_size_in_bytes < size / QWEN3.num_layers

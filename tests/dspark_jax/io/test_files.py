@@ -1,0 +1,52 @@
+"""Folders, JSON files and repositories: a line for what is not there or is no JSON."""
+
+import sys
+
+import pytest
+
+from dspark_jax.config import InputError
+from dspark_jax.io import files, hf
+from tests.dspark_jax.io.conftest import LOADERS, refused
+
+
+@LOADERS
+def test_no_folder(load, tmp_path):
+    assert refused(load, tmp_path / "absent").endswith("absent: no such folder")
+
+
+@LOADERS
+def test_a_file_is_no_folder(load, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "no such folder" in refused(load, tmp_path / "file")
+
+
+@LOADERS
+@pytest.mark.parametrize("text", ["{", "", "[1]", "null", '{"a": 1,}'])
+def test_malformed_config(load, tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    assert "JSON" in refused(load, tmp_path)
+
+
+def test_config_that_is_no_text(tmp_path):
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00")
+    assert "not valid JSON" in refused(hf.load_target, tmp_path)
+
+
+def test_hub_repository_without_the_extra(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(InputError, match=r"^some/model: .*install dspark_jax\[hub\]$"):
+        hf.load_target("some/model")
+
+
+def test_hub_that_does_not_answer(tmp_path, monkeypatch):
+    hub = pytest.importorskip("huggingface_hub")
+
+    def unreachable(name, **_):
+        raise ConnectionError("unreachable\nsecond line")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hub, "snapshot_download", unreachable)
+    with pytest.raises(InputError) as error:
+        files.resolve("some/model")
+    assert str(error.value) == "some/model: no such folder, and the hub said: unreachable"

@@ -1,0 +1,159 @@
+"""config.json: what is read from one, what is written, and a line for what is wrong."""
+
+import json
+
+import pytest
+
+from dspark_jax.config import Rope
+from dspark_jax.io import hf, model_config
+from tests.dspark_jax.io.conftest import LLAMA, LOADERS, TARGET, refused
+
+
+def edit_config(folder, *, drop=(), **changes):
+    path = folder / "config.json"
+    values = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({k: v for k, v in values.items() if k not in drop}))
+
+
+def test_drafter_config_has_the_target_in_it(saved):
+    values = json.loads((saved / "rnn" / "config.json").read_text())
+    assert values["architectures"] == ["Qwen3DSparkModel"]
+    assert values["num_hidden_layers"] == 2
+    assert values["num_target_layers"] == 3
+    assert values["layer_types"] == ["full_attention"] * 2
+    assert values["max_position_embeddings"] == 128
+    assert values["eos_token_id"] == [1, 7]
+    assert values["tie_word_embeddings"] is False
+    assert values["confidence_head_with_markov"] is False
+    dflash = json.loads((saved / "none" / "config.json").read_text())
+    assert dflash["markov_rank"] == 0
+    assert "markov_head_type" not in dflash
+    assert "confidence_head_with_markov" not in dflash
+
+
+@pytest.mark.parametrize(
+    ("rope", "scaling"),
+    [
+        (TARGET.rope, {}),
+        (
+            LLAMA.rope,
+            {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+        ),
+    ],
+    ids=["default", "llama3"],
+)
+def test_rope_of_older_files(target_folder, rope, scaling):
+    edit_config(target_folder, drop=["rope_parameters"], rope_scaling=scaling or None)
+    assert model_config.load_target_config(target_folder).rope == rope
+
+
+def test_stop_tokens(target_folder):
+    assert model_config.load_target_config(target_folder).stop_token_ids == (1, 7)
+    edit_config(target_folder, eos_token_id=3)
+    assert model_config.load_target_config(target_folder).stop_token_ids == (3,)
+    (target_folder / "generation_config.json").write_text('{"eos_token_id": [4, 5]}')
+    assert model_config.load_target_config(target_folder).stop_token_ids == (4, 5)
+    edit_config(target_folder, drop=["eos_token_id"])
+    (target_folder / "generation_config.json").unlink()
+    assert model_config.load_target_config(target_folder).stop_token_ids == ()
+
+
+def test_defaults_of_a_sparse_config(target_folder):
+    drop = ["tie_word_embeddings", "rope_parameters", "rope_scaling", "rope_theta"]
+    edit_config(target_folder, drop=drop, rms_norm_eps=1e-6)
+    cfg = model_config.load_target_config(target_folder)
+    assert not cfg.tie_embeddings
+    assert cfg.rope == Rope()
+
+
+@LOADERS
+def test_no_config(load, tmp_path):
+    assert "no config.json" in refused(load, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"},
+        {"architectures": ["LlamaForCausalLM"]},  # with model_type qwen3
+        {"architectures": []},
+        {"model_type": ["qwen3"]},
+    ],
+)
+def test_unknown_target_architecture(target_folder, changes):
+    edit_config(target_folder, **changes)
+    message = refused(hf.load_target, target_folder)
+    assert "expected one of Qwen3ForCausalLM, LlamaForCausalLM" in message
+
+
+def test_unknown_drafter_architecture(draft_folder, target_folder):
+    edit_config(draft_folder, architectures=["DSparkDraftModel"])
+    message = refused(hf.load_drafter, draft_folder)
+    assert "'DSparkDraftModel'" in message
+    assert "expected Qwen3DSparkModel" in message
+    assert "'Qwen3ForCausalLM'" in refused(hf.load_drafter, target_folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"architectures": None}, "architectures is missing"),
+        ({"architectures": "Qwen3ForCausalLM"}, "architectures='Qwen3ForCausalLM', expected list"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"hidden_size": "12"}, "hidden_size='12', expected int"),
+        ({"hidden_size": True}, "hidden_size=True, expected int"),
+        ({"num_hidden_layers": 0}, "num_layers=0: expected a whole number above 0"),
+        ({"num_key_value_heads": 3}, "multiple of num_kv_heads=3"),
+        ({"num_attention_heads": 0}, "num_heads=0"),
+        ({"attention_bias": True}, "attention_bias=True is not supported"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
+        ({"use_sliding_window": True}, "use_sliding_window=True is not supported"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope type 'yarn', expected default or"),
+        ({"rope_parameters": {"rope_theta": 0}}, "rope theta=0, expected a number above 0"),
+        ({"rope_parameters": [1]}, "rope_parameters=[1], expected dict"),
+        ({"rope_parameters": None, "rope_scaling": "x"}, "rope_scaling='x', expected dict"),
+        ({"eos_token_id": ["a"]}, "eos_token_id=['a'], expected ids"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings='no', expected bool"),
+        ({"rms_norm_eps": "x"}, "rms_norm_eps='x', expected float or int"),
+    ],
+)
+def test_bad_target_config(target_folder, changes, said):
+    edit_config(target_folder, **changes)
+    assert said in refused(hf.load_target, target_folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"target_layer_ids": None}, "target_layer_ids is missing"),
+        ({"target_layer_ids": []}, "target_layer_ids is empty"),
+        ({"target_layer_ids": [0, 2]}, "the last layer, 2, cannot be tapped"),
+        ({"target_layer_ids": [0, 9]}, "target_layer_ids=[0, 9]: expected different layers"),
+        ({"target_layer_ids": [-2, 0]}, "target_layer_ids=[-2, 0]"),
+        ({"target_layer_ids": [1, 1]}, "target_layer_ids=[1, 1]"),
+        ({"target_layer_ids": [0, "1"]}, "expected a list of whole numbers"),
+        ({"target_layer_ids": 1}, "target_layer_ids=1, expected list"),
+        ({"num_target_layers": None}, "num_target_layers is missing"),
+        ({"markov_rank": 0}, "markov_rank=0 with a confidence head"),
+        ({"markov_rank": -2}, "markov_rank=-2"),
+        ({"markov_head_type": "lstm"}, "head='lstm': expected one of none, vanilla, gated, rnn"),
+        ({"block_size": 0}, "block_size=0"),
+        ({"block_size": -1}, "block_size=-1"),
+        ({"block_size": None}, "block_size is missing"),
+        ({"mask_token_id": 20}, "mask_token_id=20: expected an id in 0..19"),
+        ({"mask_token_id": None}, "mask_token_id is missing"),
+        ({"num_anchors": 0}, "num_anchors=0"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
+    ],
+)
+def test_bad_drafter_config(draft_folder, changes, said):
+    edit_config(draft_folder, **changes)
+    message = refused(hf.load_drafter, draft_folder)
+    assert said in message
+    assert str(draft_folder / "config.json") in message
