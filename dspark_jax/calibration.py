@@ -57,7 +57,7 @@ def survival(confidence_logits: np.ndarray, temperatures: np.ndarray | None = No
     z = np.asarray(confidence_logits, np.float64)
     if temperatures is not None:
         z = z / temperatures
-    return np.cumprod(_sigmoid(z), axis=1)
+    return np.cumprod(sigmoid(z), axis=1)
 
 
 def fit_sts(
@@ -82,11 +82,11 @@ def fit_sts(
         judged = mask[:, k]
         if judged.any():
             errors = [
-                _ece(before[judged] * _sigmoid(z[judged, k] / t), accepted[judged, k])
+                _ece(before[judged] * sigmoid(z[judged, k] / t), accepted[judged, k])
                 for t in nearest_first
             ]
             temperatures[k] = nearest_first[np.argmin(errors)]
-        before = before * _sigmoid(z[:, k] / temperatures[k])
+        before = before * sigmoid(z[:, k] / temperatures[k])
     return temperatures
 
 
@@ -149,7 +149,8 @@ def _auroc(chances: np.ndarray, accepted: np.ndarray) -> float:
     return float((rank[accepted].sum() - yes * (yes + 1) / 2) / (yes * no))
 
 
-def _sigmoid(z: np.ndarray) -> np.ndarray:
+def sigmoid(z: np.ndarray) -> np.ndarray:
+    """1 / (1 + exp(-z)), of any z."""
     # exp of what is never positive cannot overflow.
     small = np.exp(-abs(z))
     return np.where(z >= 0, 1, small) / (1 + small)

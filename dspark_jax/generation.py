@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dspark_jax import decode
+from dspark_jax.calibration import sigmoid
 from dspark_jax.config import InputError, TargetConfig, require
 from dspark_jax.decode import DecodeConfig, DecodeState, Models, RoundLog
 from dspark_jax.io import files, hf
@@ -102,6 +103,8 @@ class Completion:
     """Drafts accepted in each round, before the last was cut at a stop token or the limit."""
     confidences: list[list[float]] | None
     """Confidences c_k of each round's block, with `trace`."""
+    confidence_logits: list[list[float]] | None
+    """What they are the sigmoids of."""
 
     @property
     def full_rounds(self) -> list[int]:
@@ -363,7 +366,7 @@ def collect(
     completions = []
     for row, request in enumerate(requests):
         ids, lengths, verified, accepted = [int(decoded.first[row])], [], [], []
-        confidences: list[list[float]] | None = [] if cfg.trace else None
+        logits: list[list[float]] = []
         for log in logs:
             for t in np.flatnonzero(log.emitted[:, row]):
                 count = int(log.emitted[t, row])
@@ -371,9 +374,8 @@ def collect(
                 lengths.append(count)
                 verified.append(int(log.verified[t, row]))
                 accepted.append(int(log.accepted[t, row]))
-                if confidences is not None and log.confidence_logits is not None:
-                    z = np.asarray(log.confidence_logits[t, row], np.float64)
-                    confidences.append((1 / (1 + np.exp(-z))).tolist())
+                if log.confidence_logits is not None:
+                    logits.append(log.confidence_logits[t, row].tolist())
         stopped = ids[-1] in cfg.stop_token_ids
         completions.append(
             Completion(
@@ -384,7 +386,8 @@ def collect(
                 accepted_lengths=lengths,
                 verified_lengths=verified,
                 accepted_drafts=accepted,
-                confidences=confidences,
+                confidences=sigmoid(np.array(logits)).tolist() if cfg.trace else None,
+                confidence_logits=logits if cfg.trace else None,
             )
         )
     return completions

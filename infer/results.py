@@ -24,8 +24,8 @@ def result(prompt: Prompt, completion: Completion | None, *, trace: bool = False
     """One line of the output; without a completion it holds the prompt's error.
 
     `accepted_lengths` are the tokens that each round added: with the first token, which the prefill
-    makes, they sum up to `completion_tokens`. With `trace` also `verified_lengths`, and
-    `confidences` (null when the drafter has no confidence head).
+    makes, they sum up to `completion_tokens`. With `trace` also `verified_lengths`, `confidences`
+    and the `confidence_logits` behind them (null when the drafter has no confidence head).
     """
     line: dict[str, Any] = {
         "id": prompt.id,
@@ -39,6 +39,7 @@ def result(prompt: Prompt, completion: Completion | None, *, trace: bool = False
     if trace:
         line["verified_lengths"] = completion.verified_lengths if completion else []
         line["confidences"] = completion.confidences if completion else []
+        line["confidence_logits"] = completion.confidence_logits if completion else []
     return line if completion else line | {"error": prompt.error}
 
 

@@ -21,7 +21,7 @@ def engine(folders, quick_compile):
 
 
 def completion(*token_ids):
-    return Completion(1, list(token_ids), "", "length", [], [], [], None)
+    return Completion(1, list(token_ids), "", "length", [], [], [], None, None)
 
 
 def test_runs_add_up():

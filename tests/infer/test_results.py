@@ -25,6 +25,7 @@ def completion():
         verified_lengths=[3, 3],
         accepted_drafts=[1, 2],
         confidences=[[0.5, 0.25, 1.0], [0.5, 0.25, 1.0]],
+        confidence_logits=[[0.0, -1.1, 9.0], [0.0, -1.1, 9.0]],
     )
 
 
@@ -59,6 +60,7 @@ def test_a_result():
     assert traced == line | {
         "verified_lengths": [3, 3],
         "confidences": [[0.5, 0.25, 1.0], [0.5, 0.25, 1.0]],
+        "confidence_logits": [[0.0, -1.1, 9.0], [0.0, -1.1, 9.0]],
     }
 
 

@@ -11,7 +11,7 @@ def completion(rounds, tokens=None):
     """From (emitted, verified, accepted) of each round."""
     emitted, verified, accepted = [list(x) for x in zip(*rounds, strict=True)] or [[], [], []]
     ids = tokens or [0] * (1 + sum(emitted))
-    return Completion(1, ids, "", "length", emitted, verified, accepted, None)
+    return Completion(1, ids, "", "length", emitted, verified, accepted, None, None)
 
 
 def test_mean_accepted_length_leaves_cut_rounds_out():

@@ -1,0 +1,123 @@
+"""Calibration on disk: temperatures of the confidences, and what they were fitted for.
+
+Labels differ with the sampling temperature, so there is an entry for each; it holds for the target,
+the drafter and the block size that it was fitted with, and for no others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from dspark_jax.config import InputError, require
+from dspark_jax.io.files import read_json
+
+HEADER_LENGTH = 8
+"""Bytes in front of a safetensors header that say how long it is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """Temperatures T_1..T_K of the confidence logits at one setting of the sampling."""
+
+    temperature: float
+    """Of the tokens; 0 is greedy."""
+    top_k: int
+    top_p: float
+    min_p: float
+    temperatures: tuple[float, ...]
+    ece_before: tuple[float, ...]
+    """Expected calibration error of the survival by position, on rounds that were not fitted."""
+    ece_after: tuple[float, ...]
+    rounds: int
+    """Rounds that were fitted."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """All entries of one pair."""
+
+    target: str
+    """Fingerprint of the target; see `fingerprint`."""
+    draft: str
+    block_size: int
+    entries: tuple[Entry, ...]
+
+    def check_fits(self, target: Path, draft: Path, block_size: int) -> None:
+        """Raises `InputError` when it was fitted for another pair or block size."""
+        for name, folder, print_ in (
+            ("target", target, self.target),
+            ("drafter", draft, self.draft),
+        ):
+            require(
+                fingerprint(folder) == print_,
+                f"{folder}: the calibration was fitted for another {name}: calibrate again",
+            )
+        require(
+            block_size == self.block_size,
+            f"the calibration was fitted for blocks of {self.block_size}, not {block_size}:"
+            " calibrate again",
+        )
+
+    def entry(self, temperature: float) -> Entry | None:
+        """That of the nearest temperature: for sampled rows above 0, for greedy ones at 0."""
+        fitting = [e for e in self.entries if (e.temperature > 0) == (temperature > 0)]
+        return min(fitting, key=lambda e: abs(e.temperature - temperature), default=None)
+
+    def save(self, path: Path) -> None:
+        """Writes JSON, whole or not at all."""
+        temporary = path.with_name(path.name + ".tmp")
+        try:
+            temporary.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def load(path: Path) -> Calibration:
+    """Reads what `Calibration.save` wrote; anything else is an `InputError`."""
+    values = read_json(path)
+    try:
+        return Calibration(
+            target=str(values["target"]),
+            draft=str(values["draft"]),
+            block_size=int(values["block_size"]),
+            entries=tuple(_entry(e, int(values["block_size"])) for e in values["entries"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: not a calibration ({error!r})") from error
+
+
+def _entry(values: dict[str, Any], size: int) -> Entry:
+    numbers = {
+        name: tuple(float(x) for x in values[name])
+        for name in ("temperatures", "ece_before", "ece_after")
+    }
+    if any(len(x) != size for x in numbers.values()) or min(numbers["temperatures"]) <= 0:
+        raise ValueError(f"expected {size} numbers above 0")
+    return Entry(
+        temperature=float(values["temperature"]),
+        top_k=int(values["top_k"]),
+        top_p=float(values["top_p"]),
+        min_p=float(values["min_p"]),
+        rounds=int(values["rounds"]),
+        **numbers,
+    )
+
+
+def fingerprint(folder: Path) -> str:
+    """Hash of a model's config.json and of the headers of its safetensors files.
+
+    Cheap whatever the size of the model; it tells architectures, shapes and dtypes apart, and not
+    two trainings of the same.
+    """
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for path in sorted(folder.glob("*.safetensors")):
+        with open(path, "rb") as file:
+            size = int.from_bytes(file.read(HEADER_LENGTH), "little")
+            digest.update(file.read(size))
+    return digest.hexdigest()

@@ -1,0 +1,224 @@
+"""Fits the confidences of a drafter to what really becomes of its drafts.
+
+python -m infer.calibrate --prompts FILE.jsonl --output calibration.json [--plot FILE.png]
+
+Decodes the prompts with every draft verified, once for each temperature, and fits sequential
+temperature scaling (paper, section 4.1) to the rounds of every other prompt; the rest are kept to
+measure it on. Prints, by position, calibration error, AUROC and Brier score before and after. The
+prompts are to be like those that will be decoded, and none that the drafter was trained on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from dspark_jax import calibration, generation
+from dspark_jax.calibration import PrefixMetrics
+from dspark_jax.config import InputError, require
+from dspark_jax.generation import EMBEDDED, Completion, Pair, Request
+from dspark_jax.io import calibration_file, cli, files
+from dspark_jax.io.calibration_file import Calibration, Entry
+from infer import requests, results
+from infer.engine import Engine, Run
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Options of `infer.calibrate`."""
+
+    prompts: Path
+    """JSONL file of prompts, as for `infer.generate`; their own settings are left alone but for
+    the sampling, which is this command's."""
+    output: Path
+    """JSON file for the calibration."""
+    target: str | None = None
+    """Hugging Face folder or repository id of the target; default: the one in the package."""
+    draft: str | None = None
+    """The same of its drafter; default: the one in the package."""
+    temperatures: tuple[float, ...] = (0.0, 1.0)
+    """Sampling temperatures that are fitted, each on its own; 0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_new_tokens: int = 256
+    """Most tokens to add to a prompt."""
+    slots: int = 16
+    """Prompts that are decoded together."""
+    block_size: int | None = None
+    """Drafts a round, at most what the drafter was trained for, which is the default."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of parameters, activations and caches."""
+    plot: Path | None = None
+    """PNG file for predicted against observed survival, before and after (extra `plots`)."""
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raises `InputError` for what is wrong whatever the models are."""
+        require(len(self.temperatures) > 0, "--temperatures: expected at least one")
+        require(self.slots >= 1, f"--slots {self.slots}: expected a whole number above 0")
+        require(
+            (self.target is None) == (self.draft is None),
+            "--target and --draft: expected both, or neither for the pair of the package",
+        )
+        for temperature in self.temperatures:
+            self.request(temperature).check(vocab_size=1, max_position=2)
+        for option, path in (("--output", self.output), ("--plot", self.plot)):
+            if path is not None:
+                results.check_place(path, option)
+
+    def request(self, temperature: float) -> Request:
+        """A request with these settings, without its prompt."""
+        names = ("top_p", "top_k", "min_p", "max_new_tokens", "seed")
+        given = {name: getattr(self, name) for name in names}
+        return Request(token_ids=(0,), temperature=temperature, **given)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounds:
+    """N rounds in which all K drafts were verified."""
+
+    logits: np.ndarray  # [N, K]
+    accepted: np.ndarray  # [N, K] bool: whether drafts 1..k were all accepted
+
+    @staticmethod
+    def of(completions: Sequence[Completion], size: int) -> Rounds:
+        logits = [block for c in completions for block in c.confidence_logits or ()]
+        counts = [count for c in completions for count in c.accepted_drafts]
+        accepted = np.array(counts, int)[:, None] > np.arange(size)
+        return Rounds(np.array(logits).reshape(-1, size), accepted)
+
+
+def main(args: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    settings = cli.parse(Settings, args, prog="infer.calibrate", description=__doc__ or "")
+    settings.check()
+    lines = requests.read_lines(settings.prompts)
+    target = files.resolve(settings.target or EMBEDDED / "target")
+    draft = files.resolve(settings.draft or EMBEDDED / "drafter")
+    pair = generation.load(
+        target, draft, dtype=jnp.dtype(settings.dtype), block_size=settings.block_size
+    )
+    cfg = pair.models.drafter_config
+    if cfg is None or not cfg.confidence_head:
+        raise InputError(f"{draft}: the drafter has no confidence head, there is nothing to fit")
+    entries, curves = [], {}
+    for temperature in settings.temperatures:
+        asked = [_request(settings, line, pair, temperature) for line in lines]
+        fit, kept = _decode(settings, pair, asked)
+        entry, before, after = fit_entry(fit, kept, settings.request(temperature))
+        entries.append(entry)
+        curves[temperature] = kept, entry
+        sizes = f"{len(fit.logits):,} rounds fitted, {len(kept.logits):,} kept"
+        print(f"temperature {temperature:g}: {sizes}")
+        print(table(entry, before, after))
+    made = Calibration(
+        target=calibration_file.fingerprint(target),
+        draft=calibration_file.fingerprint(draft),
+        block_size=cfg.block_size,
+        entries=tuple(entries),
+    )
+    made.save(settings.output)
+    print(f"{settings.output}: {len(entries)} temperatures of blocks of {cfg.block_size}")
+    if settings.plot is not None:
+        plot(curves, settings.plot)
+        print(settings.plot)
+    return 0
+
+
+def _request(settings: Settings, line: requests.Line, pair: Pair, temperature: float) -> Request:
+    """The prompt of a line with the sampling of this command; a bad line ends it."""
+    fields = {k: v for k, v in line.fields.items() if k in (*requests.KINDS, "max_new_tokens")}
+    plain = dataclasses.replace(line, fields=fields)
+    prompt = requests.build(plain, pair, defaults=settings.request(temperature))
+    if prompt.request is None:
+        raise InputError(f"{settings.prompts} {prompt.error}")
+    return prompt.request
+
+
+def _decode(settings: Settings, pair: Pair, asked: Sequence[Request]) -> tuple[Rounds, Rounds]:
+    """Rounds of every other prompt to fit, and those of the rest."""
+    cfg = generation.decode_config(pair.models, asked, policy="fixed", trace=True)
+    shape = generation.plan(pair.models, asked, min(settings.slots, len(asked)))
+    engine, run = Engine(pair, shape, cfg), Run()
+    for first in tqdm(range(0, len(asked), shape.rows), unit="batch", disable=None):
+        run += engine.decode(asked[first : first + shape.rows])
+    size = generation.decode.block_size(pair.models, cfg)
+    fit, kept = (Rounds.of(run.completions[i::2], size) for i in (0, 1))
+    require(
+        len(fit.logits) > 0 and len(kept.logits) > 0,
+        f"{settings.prompts}: too few rounds to fit and to measure: expected more prompts",
+    )
+    return fit, kept
+
+
+def fit_entry(
+    fit: Rounds, kept: Rounds, request: Request
+) -> tuple[Entry, PrefixMetrics, PrefixMetrics]:
+    """Temperatures fitted to some rounds, and the metrics of others before and after."""
+    temperatures = calibration.fit_sts(fit.logits, fit.accepted)
+    before = calibration.prefix_metrics(kept.logits, kept.accepted)
+    after = calibration.prefix_metrics(kept.logits, kept.accepted, temperatures=temperatures)
+    entry = Entry(
+        temperature=request.temperature,
+        top_k=request.top_k,
+        top_p=request.top_p,
+        min_p=request.min_p,
+        temperatures=tuple(temperatures.tolist()),
+        ece_before=tuple(before.ece.tolist()),
+        ece_after=tuple(after.ece.tolist()),
+        rounds=len(fit.logits),
+    )
+    return entry, before, after
+
+
+def table(entry: Entry, before: PrefixMetrics, after: PrefixMetrics) -> str:
+    """Metrics of the kept rounds, by position and in the mean over positions."""
+    columns = ("ece", "auroc", "brier")
+    lines = [f"{'position':>8}{'T':>8}" + "".join(f"{name:>10}{'after':>10}" for name in columns)]
+    pairs = [(getattr(before, name), getattr(after, name)) for name in columns]
+    for k, temperature in enumerate(entry.temperatures):
+        values = "".join(f"{a[k]:10.4f}{b[k]:10.4f}" for a, b in pairs)
+        lines.append(f"{k + 1:8}{temperature:8.3f}{values}")
+    values = "".join(f"{np.nanmean(a):10.4f}{np.nanmean(b):10.4f}" for a, b in pairs)
+    return "\n".join([*lines, f"{'mean':>8}{'':8}{values}"])
+
+
+def plot(curves: dict[float, tuple[Rounds, Entry]], path: Path) -> None:
+    """Reliability of the survival at every position: a row a temperature, before and after."""
+    try:
+        from matplotlib import pyplot as plt
+    except ModuleNotFoundError as error:
+        raise InputError("--plot: needs matplotlib; install dspark_jax[plots]") from error
+    figure, axes = plt.subplots(
+        len(curves), 2, figsize=(9, 4.2 * len(curves)), layout="constrained", squeeze=False
+    )
+    for row, (temperature, (rounds, entry)) in zip(axes, curves.items(), strict=True):
+        fitted: Any = np.array(entry.temperatures)
+        for axis, name, divisors in zip(row, ("raw", "scaled"), (None, fitted), strict=True):
+            chances = calibration.survival(rounds.logits, divisors)
+            axis.plot([0, 1], [0, 1], color="0.7", linewidth=1)
+            for k in range(chances.shape[1]):
+                bins = calibration.reliability(chances[:, k], rounds.accepted[:, k], 10)
+                seen = bins.count > 0
+                axis.plot(
+                    bins.predicted[seen], bins.observed[seen], ".-", label=f"position {k + 1}"
+                )
+            axis.set(
+                title=f"{name}, temperature {temperature:g}",
+                xlabel="predicted survival",
+                ylabel="accepted",
+            )
+    axes[0][0].legend(fontsize="small")
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(lambda: main(sys.argv[1:])))
