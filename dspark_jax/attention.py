@@ -22,11 +22,15 @@ def _wide(x: jax.Array):
 
 def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     """Each position attends to itself and what is before: q [B,S,G,M,H], k, v [B,S,G,H]."""
-    length = q.shape[1]
-    scores = jnp.einsum("btgmh,bsgh->bgmts", q, k, preferred_element_type=_wide(q))
-    visible = jnp.arange(length)[:, None] >= jnp.arange(length)
-    weights = _softmax(scores * q.shape[-1] ** -0.5, visible).astype(v.dtype)
-    return jnp.einsum("bgmts,bsgh->btgmh", weights, v)
+    b, s, g, m, h = q.shape
+    q = q.transpose(0, 2, 3, 1, 4).reshape(b, g, m * s, h)
+    k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
+    scores = jnp.einsum("bgqh,bgsh->bgqs", q, k, preferred_element_type=_wide(q))
+    places = jnp.arange(s)
+    visible = jnp.tile(places, m)[:, None] >= places
+    weights = _softmax(scores * h**-0.5, visible).astype(v.dtype)
+    out = jnp.einsum("bgqs,bgsh->bgqh", weights, v)
+    return out.reshape(b, g, m, s, h).transpose(0, 3, 1, 2, 4)
 
 
 def cached_attention(q: jax.Array, cache: KVCache, limit: jax.Array) -> jax.Array:
@@ -70,17 +74,23 @@ def anchor_attention(
     Returns:
       [B, A, K, G, M, H].
     """
-    scale = q.shape[-1] ** -0.5
-    wide = _wide(q)
-    outer = jnp.einsum("baigmh,bsgh->bagmis", q, context[0], preferred_element_type=wide) * scale
-    inner = jnp.einsum("baigmh,bajgh->bagmij", q, block[0], preferred_element_type=wide) * scale
-    before = jnp.arange(context[0].shape[1]) < anchors[:, :, None]
-    outer = jnp.where(before[:, :, None, None, None], outer, -jnp.inf)
+    # Scores keep one order, [B, G, A, M K, ..], from product to product: they are the largest
+    # arrays, and every other order costs a copy of them.
+    b, a, n, g, m, h = q.shape
+    scale, wide = h**-0.5, _wide(q)
+    q = q.transpose(0, 3, 1, 4, 2, 5).reshape(b, g, a, m * n, h)
+    k, v = (x.swapaxes(1, 2) for x in context)
+    own_k, own_v = (x.transpose(0, 3, 1, 2, 4) for x in block)
+    outer = jnp.einsum("bgaqh,bgsh->bgaqs", q, k, preferred_element_type=wide) * scale
+    inner = jnp.einsum("bgaqh,bgajh->bgaqj", q, own_k, preferred_element_type=wide) * scale
+    before = jnp.arange(k.shape[2]) < anchors[:, :, None]
+    outer = jnp.where(before[:, None, :, None], outer, -jnp.inf)
     # A shift that is the same for both parts; the inner part always has finite scores.
     peak = jnp.maximum(outer.max(-1, keepdims=True), inner.max(-1, keepdims=True))
     peak = jax.lax.stop_gradient(peak)
     outer, inner = jnp.exp(outer - peak), jnp.exp(inner - peak)
-    total = outer.sum(-1) + inner.sum(-1)
-    out = jnp.einsum("bagmis,bsgh->baigmh", outer.astype(q.dtype), context[1])
-    out = out + jnp.einsum("bagmij,bajgh->baigmh", inner.astype(q.dtype), block[1])
-    return (out / total.transpose(0, 1, 4, 2, 3)[..., None]).astype(q.dtype)
+    total = outer.sum(-1, keepdims=True) + inner.sum(-1, keepdims=True)
+    out = jnp.einsum("bgaqs,bgsh->bgaqh", outer.astype(q.dtype), v)
+    out = out + jnp.einsum("bgaqj,bgajh->bgaqh", inner.astype(q.dtype), own_v)
+    out = (out / total).astype(q.dtype).reshape(b, g, a, m, n, h)
+    return out.transpose(0, 2, 4, 1, 3, 5)

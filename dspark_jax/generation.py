@@ -204,9 +204,8 @@ def decode_config(
 def warm_up(models: Models, shape: BatchShape, cfg: DecodeConfig) -> float:
     """Compiles what `decode_batch` runs, by running it on rows that are idle; takes seconds."""
     start = time.monotonic()
-    state, tokens, lengths = _start(models, [], shape)
-    state, _ = decode.prefill(models, state, tokens, lengths, cfg=cfg, chunk=shape.chunk)
-    out = decode.decode_rounds(models, state, jnp.int32(0), cfg=cfg, length=ROUNDS_PER_CALL)
+    state, _ = _start(models, [], shape, cfg)
+    out = decode.decode_rounds(models, state, np.int32(0), cfg=cfg, length=ROUNDS_PER_CALL)
     jax.block_until_ready(out)
     return time.monotonic() - start
 
@@ -220,13 +219,12 @@ def decode_batch(
     rounds: int = ROUNDS_PER_CALL,
 ) -> Decoded:
     """Decodes at most `shape.rows` requests; each log that is asked for runs `rounds` rounds."""
-    state, tokens, lengths = _start(models, requests, shape)
-    state, first = decode.prefill(models, state, tokens, lengths, cfg=cfg, chunk=shape.chunk)
+    state, first = _start(models, requests, shape, cfg)
 
     def logs(state: DecodeState) -> Iterator[RoundLog]:
         while np.asarray(state.active).any():
             state, log, done = decode.decode_rounds(
-                models, state, jnp.int32(rounds), cfg=cfg, length=ROUNDS_PER_CALL
+                models, state, np.int32(rounds), cfg=cfg, length=ROUNDS_PER_CALL
             )
             yield jax.tree.map(lambda x, n=int(done): x[:n], jax.device_get(log))
 
@@ -234,9 +232,9 @@ def decode_batch(
 
 
 def _start(
-    models: Models, requests: Sequence[Request], shape: BatchShape
-) -> tuple[DecodeState, jax.Array, jax.Array]:
-    """Rows before the prefill, padded prompts and their lengths; surplus rows are idle."""
+    models: Models, requests: Sequence[Request], shape: BatchShape, cfg: DecodeConfig
+) -> tuple[DecodeState, jax.Array]:
+    """Rows behind the prefill, and their first tokens; surplus rows are idle."""
     idle = Request(token_ids=[0], max_new_tokens=1)
     rows = [*requests, *[idle] * (shape.rows - len(requests))]
     tokens = np.zeros((shape.rows, shape.prompt_length), np.int32)
@@ -252,19 +250,26 @@ def _start(
         top_p=column("top_p", np.float32),
         min_p=column("min_p", np.float32),
     )
-    seed, stream_ = column("seed", np.uint32), column("stream", np.uint32)
-    limit = column("max_new_tokens", np.int32)
-    state = _initial(models, sampling, seed, stream_, limit, length=shape.length)
-    return state, jnp.asarray(tokens), jnp.array([len(r.token_ids) for r in rows], jnp.int32)
-
-
-@functools.partial(jax.jit, static_argnames="length")
-def _initial(models, sampling, seed, stream_, limit, *, length) -> DecodeState:
-    """One program for the whole empty state, not one for each of its arrays."""
-    row_key = jax.vmap(lambda seed, stream: jax.random.fold_in(jax.random.key(seed), stream))
-    return decode.create_state(
-        models, length=length, sampling=sampling, key=row_key(seed, stream_), limit=limit
+    return _read_prompts(
+        models,
+        sampling,
+        (column("seed", np.uint32), column("stream", np.uint32)),
+        column("max_new_tokens", np.int32),
+        tokens,
+        np.array([len(r.token_ids) for r in rows], np.int32),
+        shape=shape,
+        cfg=cfg,
     )
+
+
+@functools.partial(jax.jit, static_argnames=("shape", "cfg"))
+def _read_prompts(models, sampling, seeds, limit, tokens, lengths, *, shape, cfg):
+    """The empty state and the prefill as one program: to start a batch is one call."""
+    row_key = jax.vmap(lambda seed, stream: jax.random.fold_in(jax.random.key(seed), stream))
+    state = decode.create_state(
+        models, length=shape.length, sampling=sampling, key=row_key(*seeds), limit=limit
+    )
+    return decode.prefill(models, state, tokens, lengths, cfg=cfg, chunk=shape.chunk)
 
 
 def generate(

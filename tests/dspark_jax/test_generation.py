@@ -139,6 +139,6 @@ def test_warm_up_compiles_all_that_decoding_needs(pair):
     cfg = generation.decode_config(pair.models, requests)
     shape = generation.BatchShape(rows=2, length=48, chunk=16)
     assert generation.warm_up(pair.models, shape, cfg) > 0
-    compiled = decode.decode_rounds._cache_size(), decode.prefill._cache_size()
+    compiled = decode.decode_rounds._cache_size(), generation._read_prompts._cache_size()
     list(generation.decode_batch(pair.models, requests, shape, cfg).logs)
-    assert (decode.decode_rounds._cache_size(), decode.prefill._cache_size()) == compiled
+    assert (decode.decode_rounds._cache_size(), generation._read_prompts._cache_size()) == compiled
