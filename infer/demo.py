@@ -16,10 +16,10 @@ from infer.requests import Line
 from infer.summary import mean_accepted_length
 
 PROMPTS: tuple[dict[str, Any], ...] = (
-    {"prompt": "import os\n\n\ndef is_absolute(path):"},
+    {"turns": ["Complete this function:\ndef parse_header(line):\n"]},
     {"prompt": "class Queue:\n    def __init__(self, maxsize=0):", "temperature": 0.7},
     {"prompt": "def read_text(path, encoding=None):", "temperature": 0.7, "top_p": 0.9},
-    {"prompt": "def parse_header(line):", "temperature": 1.0},
+    {"prompt": "import os\n\n\ndef is_absolute(path):", "temperature": 1.0},
 )
 MOST_TOKENS = 96
 REPEATS = 3

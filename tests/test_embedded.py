@@ -1,9 +1,11 @@
 """The pair inside the package."""
 
+import ast
+
 import pytest
 
 import dspark_jax
-from dspark_jax.generation import EMBEDDED
+from dspark_jax.generation import EMBEDDED, Request
 from train import corpus
 
 
@@ -28,6 +30,16 @@ def test_a_signature_is_continued_with_a_body(pair):
     (found,) = dspark_jax.generate(pair, ["def read_text(path, encoding=None):"], max_new_tokens=32)
     assert found.text.startswith("\n    "), found.text
     assert "return" in found.text or '"""' in found.text or "=" in found.text
+
+
+def test_a_chat_is_answered_with_a_function_body(pair):
+    heads = ("def parse_header(line):\n", "def read_text(path, encoding=None):\n")
+    questions = [[{"role": "user", "content": f"{corpus.REQUEST}\n{head}"}] for head in heads]
+    asked = [Request(pair.tokenizer.chat(q, thinking=False), max_new_tokens=128) for q in questions]
+    for head, found in zip(heads, dspark_jax.generate(pair, asked), strict=True):
+        assert found.finish_reason == "stop"
+        (function,) = ast.parse(head + found.text).body
+        assert isinstance(function.body[-1], ast.Return), found.text
 
 
 def test_speculation_gives_the_targets_own_text_in_fewer_rounds(pair):
