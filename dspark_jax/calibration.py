@@ -103,6 +103,12 @@ def prefix_metrics(
       temperatures: [K] to apply first; default: raw confidences.
     """
     z, accepted, mask = _checked(confidence_logits, prefix_accepted, mask)
+    if temperatures is not None:
+        divisors = np.asarray(temperatures, np.float64)
+        require(
+            divisors.shape == z.shape[1:] and bool((divisors > 0).all()),
+            f"temperatures {temperatures}: expected {z.shape[1]} numbers above 0",
+        )
     chances = survival(z, temperatures)
     columns = [_metrics(chances[mask[:, k], k], accepted[mask[:, k], k]) for k in range(z.shape[1])]
     return PrefixMetrics(*np.array(columns).reshape(-1, 6).T)

@@ -341,6 +341,7 @@ def _requests(
 ) -> list[Request]:
     cfg = pair.models.target_config
     requests = []
+    require(not isinstance(prompts, str), "prompts: expected a list of them, not a string")
     require(len(prompts) > 0, "no prompts: expected at least one")
     for number, prompt in enumerate(prompts):
         if isinstance(prompt, str):

@@ -15,7 +15,7 @@ M = R K candidates, B tokens of a pass, anchors included.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -81,6 +81,8 @@ def schedule(
             chances = jnp.where(active[:, None], survival(confidence), 0)
             _, rank = _ranked(chances)
             lengths = _taken(chances, rank < capacity - active.sum(dtype=jnp.int32))
+        case _:
+            raise InputError(f"policy={policy!r}: expected one of {', '.join(get_args(Policy))}")
     return jnp.where(active, lengths, 0)
 
 

@@ -11,6 +11,7 @@ prompts are to be like those that will be decoded, and none that the drafter was
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,9 @@ from dspark_jax.io import calibration_file, cli, files
 from dspark_jax.io.calibration_file import Calibration, Entry
 from infer import requests, results
 from infer.engine import Engine, Run
+
+FEW = 1000
+"""Rounds below which a fit is mostly noise: 50 a bin of the calibration error."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +74,24 @@ class Settings:
         )
         for temperature in self.temperatures:
             self.request(temperature).check(vocab_size=1, max_position=2)
+        require(
+            len(set(self.temperatures)) == len(self.temperatures),
+            "--temperatures: expected different ones",
+        )
         for option, path in (("--output", self.output), ("--plot", self.plot)):
             if path is not None:
                 results.check_place(path, option)
+        paths = [p.resolve() for p in (self.prompts, self.output, self.plot) if p is not None]
+        require(
+            len(set(paths)) == len(paths),
+            "--prompts, --output and --plot: expected different files",
+        )
+        if self.plot is not None:
+            require(self.plot.suffix == ".png", f"--plot {self.plot}: expected a .png file")
+            require(
+                importlib.util.find_spec("matplotlib") is not None,
+                "--plot: needs matplotlib; install dspark_jax[plots]",
+            )
 
     def request(self, temperature: float) -> Request:
         """A request with these settings, without its prompt."""
@@ -100,6 +119,16 @@ def main(args: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     settings = cli.parse(Settings, args, prog="infer.calibrate", description=__doc__ or "")
     settings.check()
+    try:
+        run(settings)
+    except KeyboardInterrupt:
+        print("interrupted; nothing was written", file=sys.stderr)
+        return 130
+    return 0
+
+
+def run(settings: Settings) -> None:
+    """Decodes, fits, prints, and writes once everything is done."""
     lines = requests.read_lines(settings.prompts)
     target = files.resolve(settings.target or EMBEDDED / "target")
     draft = files.resolve(settings.draft or EMBEDDED / "drafter")
@@ -119,6 +148,9 @@ def main(args: Sequence[str]) -> int:
         sizes = f"{len(fit.logits):,} rounds fitted, {len(kept.logits):,} kept"
         print(f"temperature {temperature:g}: {sizes}")
         print(table(entry, before, after))
+        if len(fit.logits) < FEW:
+            said = f"only {len(fit.logits)} rounds at temperature {temperature:g}"
+            print(f"{said}: too few to trust, {FEW:,} and more are better", file=sys.stderr)
     made = Calibration(
         target=calibration_file.fingerprint(target),
         draft=calibration_file.fingerprint(draft),
@@ -126,11 +158,11 @@ def main(args: Sequence[str]) -> int:
         entries=tuple(entries),
     )
     made.save(settings.output)
-    print(f"{settings.output}: {len(entries)} temperatures of blocks of {cfg.block_size}")
+    fitted = ", ".join(f"{t:g}" for t in settings.temperatures)
+    print(f"{settings.output}: blocks of {cfg.block_size} at temperature {fitted}")
     if settings.plot is not None:
         plot(curves, settings.plot)
         print(settings.plot)
-    return 0
 
 
 def _request(settings: Settings, line: requests.Line, pair: Pair, temperature: float) -> Request:
@@ -193,10 +225,8 @@ def table(entry: Entry, before: PrefixMetrics, after: PrefixMetrics) -> str:
 
 def plot(curves: dict[float, tuple[Rounds, Entry]], path: Path) -> None:
     """Reliability of the survival at every position: a row a temperature, before and after."""
-    try:
-        from matplotlib import pyplot as plt
-    except ModuleNotFoundError as error:
-        raise InputError("--plot: needs matplotlib; install dspark_jax[plots]") from error
+    from matplotlib import pyplot as plt
+
     figure, axes = plt.subplots(
         len(curves), 2, figsize=(9, 4.2 * len(curves)), layout="constrained", squeeze=False
     )

@@ -149,6 +149,12 @@ def test_reliability_bins():
     np.testing.assert_allclose(found.observed, [0.5, np.nan, 1.0, 1.0])
 
 
+@pytest.mark.parametrize("temperatures", [(1.0,), (1.0, 0.0), (1.0, -1.0), (np.nan, 1.0)])
+def test_temperatures_that_do_not_fit(temperatures):
+    with pytest.raises(InputError, match="expected 2 numbers above 0"):
+        prefix_metrics(np.ones((3, 2)), np.ones((3, 2)), temperatures=np.array(temperatures))
+
+
 @pytest.mark.parametrize(
     ("z", "accepted", "message"),
     [

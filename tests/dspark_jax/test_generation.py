@@ -130,6 +130,8 @@ def test_policies_that_do_not_fit(pair, tiny_pair):
     plain = Pair(pair.models.replace(drafter=None, drafter_config=None), pair.tokenizer)
     with pytest.raises(InputError, match="needs a drafter"):
         generation.generate(plain, ["abc"], policy="fixed")
+    with pytest.raises(InputError, match="expected a list of them, not a string"):
+        generation.generate(pair, "abc")
     with pytest.raises(InputError, match="no prompts"):
         generation.generate(pair, [])
 

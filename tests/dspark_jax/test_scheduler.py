@@ -261,6 +261,11 @@ def test_what_a_policy_lacks_is_an_error(policy):
         schedule(jnp.ones((2, 3)), policy=policy)
 
 
+def test_an_unknown_policy_is_an_error():
+    with pytest.raises(InputError, match="policy='all': expected one of none, fixed"):
+        schedule(jnp.ones((2, 3)), policy="all")
+
+
 def test_a_short_table_is_an_error():
     with pytest.raises(InputError, match="up to 7 tokens: expected 8, 2 rows of 4"):
         schedule(jnp.ones((2, 3)), jnp.ones(8), policy="causal")

@@ -69,7 +69,9 @@ def test_a_head_that_is_too_sure_gets_temperatures_above_one():
 def test_writes_a_calibration_and_a_picture(run, folders):
     pytest.importorskip("matplotlib")
     code, out, err = run("--plot", str(run.files["curve.png"]), "--temperatures", "0")
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert err.startswith("only ")
+    assert err.endswith(" rounds at temperature 0: too few to trust, 1,000 and more are better\n")
     made = calibration_file.load(run.files["calibration.json"])
     made.check_fits(folders.target, folders.draft, BLOCK)
     (entry,) = made.entries
@@ -90,6 +92,12 @@ def test_bad_input_is_one_line_and_writes_nothing(run):
     fails("temperature=-1.0: expected a number 0 or above", "--temperatures", "-1")
     fails("--slots 0: expected", "--slots", "0")
     fails("block size 9", "--block-size", "9")
+    fails("expected different ones", "--temperatures", "1", "1")
+    fails("expected a .png file", "--plot", str(run.command.folder / "curve.xyz"))
+    prompts = run.command.folder / "prompts.jsonl"
+    before = prompts.read_bytes()
+    fails("expected different files", "--output", str(prompts))
+    assert prompts.read_bytes() == before
     run.command.write([{"prompt": "a"}])
     fails("too few rounds", "--temperatures", "0")
     run.command.write([{"prompt": "a"}, {"prompt": ""}])
