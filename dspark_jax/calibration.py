@@ -116,12 +116,17 @@ def prefix_metrics(
 
 def reliability(chances: np.ndarray, accepted: np.ndarray, bins: int = ECE_BINS) -> Reliability:
     """Means in bins of equal width of chances [N] and outcomes [N]; NaN in an empty bin."""
-    which = np.minimum((chances * bins).astype(int), bins - 1)
+    which = _bin(chances, bins)
     count = np.bincount(which, minlength=bins)
     sums = [np.bincount(which, weights=x, minlength=bins) for x in (chances, accepted)]
     with np.errstate(invalid="ignore"):
         predicted, observed = (s / count for s in sums)
     return Reliability(predicted, observed, count)
+
+
+def _bin(chances: np.ndarray, bins: int) -> np.ndarray:
+    """The bin of each, of `bins` bins of equal width; a chance of 1 is in the last."""
+    return np.minimum((chances * bins).astype(int), bins - 1)
 
 
 def _metrics(chances: np.ndarray, accepted: np.ndarray) -> tuple[float, ...]:
@@ -139,8 +144,7 @@ def _metrics(chances: np.ndarray, accepted: np.ndarray) -> tuple[float, ...]:
 
 def _ece(chances: np.ndarray, accepted: np.ndarray) -> float:
     """Mean over the rounds of |predicted - observed| of their bin."""
-    which = np.minimum((chances * ECE_BINS).astype(int), ECE_BINS - 1)
-    gaps = np.bincount(which, weights=chances - accepted, minlength=ECE_BINS)
+    gaps = np.bincount(_bin(chances, ECE_BINS), weights=chances - accepted, minlength=ECE_BINS)
     return float(abs(gaps).sum() / len(chances))
 
 
