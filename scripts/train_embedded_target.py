@@ -2,7 +2,7 @@
 
     python scripts/train_embedded_target.py --workdir runs/target --minutes 60
 
-A byte-level BPE of 1024 tokens and a Qwen3-shaped decoder of 1.7 M parameters, on the standard
+A byte-level BPE of 512 tokens and a Qwen3-shaped decoder of 1.1 M parameters, on the standard
 library's sources (train/corpus.py names the held-out files) and on its functions as chat turns:
 signature asked, body answered. Writes WORKDIR/target, a Hugging Face folder in bfloat16, every few
 minutes, and WORKDIR/log.jsonl. With --start-from it goes on from such a folder, tokenizer included.
@@ -110,10 +110,10 @@ def main(settings: Settings) -> None:
     rng = np.random.default_rng(settings.seed)
     texts = corpus.stdlib_texts()
     cfg = TargetConfig(
-        vocab_size=1024,
+        vocab_size=512,
         hidden_size=128,
         intermediate_size=512,
-        num_layers=6,
+        num_layers=4,
         num_heads=4,
         num_kv_heads=2,
         head_dim=32,

@@ -43,7 +43,7 @@ class DrafterSettings:
     """Learn how far each slot is to be trusted."""
     confidence_with_markov: bool = True
     """The confidence head also reads the embedding of the token before."""
-    target_layer_ids: tuple[int, ...] = (0, 2, 4)
+    target_layer_ids: tuple[int, ...] = (0, 1, 2)
     """Target layers to tap, from 0; -1 is the embedding; the last cannot be tapped."""
     mask_token_id: int = 3
     """Id of the target's vocabulary that stands for a token not yet drafted."""
@@ -129,6 +129,8 @@ class Settings:
     """Folder of checkpoints, metrics and the exported drafter; a run found there goes on."""
     target: str = EMBEDDED
     """Hugging Face folder or repository id; `embedded` is the small target of this package."""
+    start: Literal["random", "target"] = "random"
+    """Initial values of the drafter's layers: drawn, or those of layers of the target."""
     seed: int = 0
     """Of initial values, order of data, and anchors."""
     log_every: int = 50

@@ -67,9 +67,14 @@ class StepConfig:
 Step = Callable[[TrainState, Target, Batch], tuple[TrainState, Report]]
 
 
-def init_state(cfg: StepConfig) -> TrainState:
-    """The state before the first step; the same for a seed on any mesh."""
+def init_state(cfg: StepConfig, target: Target | None = None) -> TrainState:
+    """The state before the first step; the same for a seed on any mesh.
+
+    With a target the drafter starts as a part of it; see `dspark.start_from_target`.
+    """
     params = parameters.init(jax.random.key(cfg.seed), dspark.specs(cfg.drafter))
+    if target is not None:
+        params = dspark.start_from_target(params, target, cfg.drafter)
     return TrainState(jnp.int32(0), params, _optimizer(cfg).init(params))
 
 

@@ -11,8 +11,11 @@ Embedding and LM head are the target's.
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from dspark_jax import kv_cache
@@ -52,6 +55,39 @@ def specs(cfg: DrafterConfig) -> Drafter:
         head=heads.specs(cfg),
         confidence=confidence.specs(cfg),
     )
+
+
+def start_from_target(params: Drafter, target: Target, cfg: DrafterConfig) -> Drafter:
+    """Initial values that know the language: the layers are layers of the target.
+
+    They are evenly spaced, the first and the last among them. A residual stream has one basis all
+    the way, so that the mean of the tapped states can stand for the state that a layer had read its
+    keys and values from. The heads stay as they are in `params`.
+    """
+    depth = cfg.num_target_layers
+    chosen = np.round(np.linspace(0, depth - 1, cfg.num_layers)) if cfg.num_layers > 1 else [-1]
+    layers = tuple(_copy_layer(target, int(i)) for i in chosen)
+    taps, width = len(cfg.target_layer_ids), cfg.hidden_size
+    return dataclasses.replace(
+        params,
+        fc=jnp.tile(jnp.eye(width), (taps, 1)) / taps,
+        context_norm=sum(layer.attn_norm for layer in layers) / len(layers),
+        layers=layers,
+        norm=target.norm.astype(jnp.float32),
+    )
+
+
+def _copy_layer(target: Target, index: int) -> Layer:
+    """A layer as float32, with q/k norms that change little where the target has none."""
+    if isinstance(target.layers, tuple):
+        layer = target.layers[index]
+    else:
+        layer = jax.tree.map(lambda x: x[index], target.layers)
+    layer = jax.tree.map(lambda x: x.astype(jnp.float32), layer)
+    if layer.q_norm is None:
+        head_norm = jnp.ones(layer.qkv.shape[-1])
+        layer = dataclasses.replace(layer, q_norm=head_norm, k_norm=head_norm)
+    return layer
 
 
 def create_cache(cfg: DrafterConfig, rows: int, length: int, dtype) -> tuple[KVCache, ...]:

@@ -213,3 +213,34 @@ def test_golden_logits_and_confidences(golden, name):
         expected = want["confidence_logits"][used]
         bound = 5e-4 * (1 + np.abs(expected).max())
         np.testing.assert_allclose(scores[used], expected, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize(("count", "chosen"), [(1, [3]), (2, [0, 3]), (3, [0, 2, 3])])
+def test_layers_of_the_target_to_start_from(models, stacked, count, chosen):
+    """Evenly spaced; whatever the target's layout, and as copies."""
+    target, _ = models
+    cfg = dataclasses.replace(CFG, num_layers=count)
+    drawn = random_like(dspark.specs(cfg))
+    given = dense.stack_layers(target) if stacked else target
+    found = dspark.start_from_target(drawn, given, cfg)
+    assert jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, drawn)
+    for layer, index in zip(found.layers, chosen, strict=True):
+        for mine, its in zip(
+            jax.tree.leaves(layer), jax.tree.leaves(target.layers[index]), strict=True
+        ):
+            np.testing.assert_array_equal(mine, its)
+    np.testing.assert_array_equal(found.norm, target.norm)
+    features = np.random.default_rng(2).normal(size=(5, 2, 24)).astype(np.float32)
+    np.testing.assert_allclose(features.reshape(5, 48) @ found.fc, features.mean(1), rtol=1e-5)
+    assert found.head is drawn.head
+    assert found.confidence is drawn.confidence
+
+
+def test_a_target_without_norms_of_its_heads_to_start_from():
+    """Llama: they are ones. In bfloat16 the masters are float32."""
+    plain = dataclasses.replace(TARGET, model_type="llama")
+    target = jax.tree.map(lambda x: x.astype(jnp.bfloat16), random_like(dense.specs(plain)))
+    found = dspark.start_from_target(random_like(dspark.specs(CFG)), target, CFG)
+    np.testing.assert_array_equal(found.layers[0].q_norm, np.ones(8))
+    assert {x.dtype for x in jax.tree.leaves(found)} == {jnp.dtype("float32")}
