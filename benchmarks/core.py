@@ -26,10 +26,11 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from dspark_jax import generation, sharding
+from dspark_jax import batching, generation, sharding
 from dspark_jax.config import DrafterConfig, InputError
-from dspark_jax.generation import EMBEDDED, Request
+from dspark_jax.generation import EMBEDDED
 from dspark_jax.losses import LossConfig
+from dspark_jax.request import Request
 from train import corpus, step
 from train.settings import OptimizerSettings
 
@@ -93,10 +94,10 @@ def decode_case(pair: generation.Pair, tokens: np.ndarray, rows: int, block: int
         smaller = dataclasses.replace(drafter_config(pair), block_size=block)
         models = dataclasses.replace(pair.models, drafter_config=smaller)
     cfg = generation.decode_config(models, requests, ignore_stop=True)
-    shape = generation.plan(models, requests, rows)
+    shape = batching.plan(models, requests, rows)
 
     def run() -> int:
-        for _ in generation.decode_batch(models, requests, shape, cfg).logs:
+        for _ in batching.serve(models, requests, shape, cfg, pair.tokenizer.decode):
             pass
         return rows * NEW
 

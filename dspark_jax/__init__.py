@@ -5,7 +5,8 @@ tokens as they are committed. The building blocks live in the modules, one conce
 """
 
 from dspark_jax.config import DrafterConfig, InputError, TargetConfig
-from dspark_jax.generation import Completion, Pair, Request, generate, load, stream
+from dspark_jax.generation import Pair, generate, load, stream
+from dspark_jax.request import Completion, Request
 
 __version__ = "0.1.0"
 __all__ = [

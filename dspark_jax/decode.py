@@ -1,4 +1,4 @@
-"""Decoding: prefill, then rounds of draft -> schedule -> verify -> commit, on the device.
+"""Decoding: rounds of draft -> schedule -> verify -> commit, on the device.
 
 The state of all rows is one donated pytree; a call of `decode_rounds` runs many rounds in a device
 loop whose carry holds the KV caches, which are written in place, and returns a log of what each
@@ -11,22 +11,27 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
+from dspark_jax import plans, scheduler, verify
 from dspark_jax import sampling as sampling_
-from dspark_jax import scheduler, verify
 from dspark_jax.config import DrafterConfig, TargetConfig, TransformerConfig, require
 from dspark_jax.drafters import dspark
 from dspark_jax.drafters.dspark import Drafter
-from dspark_jax.flat import pack
+from dspark_jax.flat import FlatTokens, pack
 from dspark_jax.kv_cache import KVCache
 from dspark_jax.layers import RopeAngles, rope_angles
+from dspark_jax.plans import Outlook, Plan, ladder, whole
 from dspark_jax.sampling import Draft, Sampling, round_noise
 from dspark_jax.targets import dense
 from dspark_jax.targets.dense import Target
+
+ROUNDS_PER_CALL = 64
+"""Room of a log, which is compiled in."""
 
 
 @struct.dataclass
@@ -57,23 +62,26 @@ class DecodeConfig:
     """Some row may use top-k, top-p or min-p."""
     trace: bool = False
     """Log confidences."""
+    logprobs: bool = False
+    """Log the log-probabilities of the tokens."""
 
     def check(self, models: Models) -> None:
         """Raises `InputError` when the models cannot be decoded like this."""
         drafter = models.drafter_config
         require(
-            self.policy in ("none", "fixed", "threshold"),
-            f"policy {self.policy!r}: decoding knows 'none', 'fixed' and 'threshold'",
+            self.policy in get_args(scheduler.Policy),
+            f"policy {self.policy!r}: expected one of {', '.join(get_args(scheduler.Policy))}",
         )
         require(
             self.policy == "none" or drafter is not None,
             f"policy {self.policy!r} needs a drafter; without one the policy is 'none'",
         )
-        if self.policy == "threshold":
+        if self.policy in ("threshold", "causal", "delayed"):
             require(
                 drafter is not None and drafter.confidence_head,
-                "policy 'threshold' needs a drafter with a confidence head",
+                f"policy {self.policy!r} needs a drafter with a confidence head",
             )
+        if self.policy == "threshold":
             require(
                 self.threshold is not None and 0 <= self.threshold <= 1,
                 f"confidence threshold {self.threshold}: expected a number in 0..1",
@@ -92,21 +100,31 @@ class DecodeState:
     key: jax.Array  # [R] typed key of each row
     target_cache: tuple[KVCache, ...]
     draft_cache: tuple[KVCache, ...]
+    scale: jax.Array | None = None  # [R, K] by which confidence logits are divided: STS
+    outlook: Outlook | None = None  # for `delayed`
 
 
 @struct.dataclass
 class RoundLog:
-    """What each of T rounds did; rounds in which a row was idle have `emitted` 0."""
+    """What each of T rounds did, K drafts each; where a row was idle `emitted` is 0."""
 
     tokens: jax.Array  # [T, R, K + 1] committed tokens, `emitted` of them
     emitted: jax.Array  # [T, R] after the cut at a stop token or the limit
     accepted: jax.Array  # [T, R] accepted drafts, before any cut
     verified: jax.Array  # [T, R] drafts sent to the target
     confidence_logits: jax.Array | None  # [T, R, K] float32
+    logprobs: jax.Array | None  # [T, R, K + 1] float32, of `tokens`
 
 
 def create_state(
-    models: Models, *, length: int, sampling: Sampling, key: jax.Array, limit: jax.Array
+    models: Models,
+    *,
+    length: int,
+    sampling: Sampling,
+    key: jax.Array,
+    limit: jax.Array,
+    scale: jax.Array | None = None,
+    outlook: Outlook | None = None,
 ) -> DecodeState:
     """Empty rows, before `prefill`.
 
@@ -115,6 +133,8 @@ def create_state(
       sampling: settings of the R rows.
       key: [R] typed keys; a row's draws depend on its own alone.
       limit: [R] most tokens to emit, at least 1.
+      scale: [R, K] temperatures of the rows' confidences; default: 1.
+      outlook: for the policy `delayed`.
     """
     rows, dtype = limit.shape[0], models.target.embed.dtype
     draft_cache: tuple[KVCache, ...] = ()
@@ -129,6 +149,8 @@ def create_state(
         key=jnp.array(key),
         target_cache=dense.create_cache(models.target_config, rows, length, dtype),
         draft_cache=draft_cache,
+        scale=scale,
+        outlook=outlook,
     )
 
 
@@ -137,108 +159,45 @@ def cache_length(prompt: int, limit: int, block_size: int) -> int:
     return prompt + limit + block_size
 
 
-@functools.partial(jax.jit, static_argnames=("cfg", "chunk"), donate_argnames="state")
-def prefill(
+@functools.partial(jax.jit, static_argnames=("cfg", "plan", "length"), donate_argnames="state")
+def decode_rounds(
     models: Models,
     state: DecodeState,
-    tokens: jax.Array,
-    lengths: jax.Array,
+    rounds: jax.Array,
+    least: jax.Array,
     *,
     cfg: DecodeConfig,
-    chunk: int,
-) -> tuple[DecodeState, jax.Array]:
-    """Reads the prompts, `chunk` positions at a time, and emits the first token of each row.
-
-    One executable serves prompts of every length: the loop runs as often as the longest needs, and
-    memory is that of a chunk.
-
-    Args:
-      tokens: [R, P] prompts, padded on the right with anything; P a multiple of `chunk`, at most
-        the length of the caches.
-      lengths: [R] their lengths, at least 1.
-    Returns:
-      The state, and the first tokens [R].
-    """
-    rows = tokens.shape[0]
-    constants = _constants(models, state)
-    last = jnp.zeros((rows, models.target.embed.shape[1]), models.target.embed.dtype)
-
-    def read(i, carry):
-        target_cache, draft_cache, last = carry
-        start = jnp.full(rows, i * chunk, jnp.int32)
-        piece = jax.lax.dynamic_slice(tokens, (0, i * chunk), (rows, chunk))
-        flat = pack(piece, jnp.clip(lengths - start, 0, chunk), start, rows * chunk)
-        hidden, target_cache = dense.extend(
-            models.target,
-            flat,
-            target_cache,
-            constants.target_angles,
-            cfg=models.target_config,
-            taps=models.taps,
-        )
-        draft_cache = _append_context(models, constants, hidden.features, flat, draft_cache)
-        place = lengths - 1 - start
-        ends = (place >= 0) & (place < chunk)
-        final = flat.to_rows(hidden.final)[jnp.arange(rows), jnp.clip(place, 0, chunk - 1)]
-        return target_cache, draft_cache, jnp.where(ends[:, None], final, last)
-
-    chunks = (lengths.max() + chunk - 1) // chunk
-    carry = (state.target_cache, state.draft_cache, last)
-    target_cache, draft_cache, last = jax.lax.fori_loop(0, chunks, read, carry)
-    flat = pack(state.anchor[:, None], jnp.ones(rows, jnp.int32), lengths - 1, rows)
-    nothing = Draft(jnp.zeros((rows, 0), jnp.int32), None, None)
-    logits = dense.logits(models.target, last)
-    if cfg.greedy:
-        verdict = verify.verify_greedy(logits, flat, nothing)
-    else:
-        noise = round_noise(state.key, lengths - 1, 1)
-        verdict = verify.verify_sampled(
-            logits, flat, nothing, state.sampling, noise, truncate=cfg.truncate
-        )
-    first = verdict.token
-    remaining = state.remaining - 1
-    state = dataclasses.replace(
-        state,
-        anchor=first,
-        position=lengths.astype(jnp.int32),
-        remaining=remaining,
-        active=state.active & (remaining > 0) & ~_is_stop(first, cfg),
-        target_cache=target_cache,
-        draft_cache=draft_cache,
-    )
-    return state, first
-
-
-@functools.partial(jax.jit, static_argnames=("cfg", "length"), donate_argnames="state")
-def decode_rounds(
-    models: Models, state: DecodeState, rounds: jax.Array, *, cfg: DecodeConfig, length: int
+    length: int = ROUNDS_PER_CALL,
+    plan: Plan | None = None,
 ) -> tuple[DecodeState, RoundLog, jax.Array]:
-    """Runs up to `rounds` rounds, fewer when no row is active any more.
+    """Runs up to `rounds` rounds, fewer when less than `least` rows are active any more.
 
     Args:
       rounds: how many, at most `length`; not compiled in.
+      least: active rows, at least 1: as many as there are, to stop as soon as one is done; not
+        compiled in.
       length: T, rounds that the log has room for.
+      plan: of these rounds; default: all drafts of all rows. With an outlook the loop ends where it
+        wants another plan.
     Returns:
       The state, the log, and how many rounds were run.
     """
     rows = state.anchor.shape[0]
-    size = block_size(models, cfg)
-    constants = _constants(models, state)
-    log = RoundLog(
-        tokens=jnp.zeros((length, rows, size + 1), jnp.int32),
-        emitted=jnp.zeros((length, rows), jnp.int32),
-        accepted=jnp.zeros((length, rows), jnp.int32),
-        verified=jnp.zeros((length, rows), jnp.int32),
-        confidence_logits=jnp.zeros((length, rows, size)) if cfg.trace else None,
-    )
+    plan = plan or whole(rows, block_size(models, cfg))
+    choices = plans_of(models, cfg, rows)
+    constants = make_constants(models, state.target_cache)
+    log = _create_log(length, rows, plan.drafts, cfg)
 
     def go_on(carry):
         t, state, _ = carry
-        return (t < rounds) & state.active.any()
+        more = (t < rounds) & (state.active.sum() >= least)
+        if state.outlook is not None:
+            more &= state.outlook.plan == choices.index(plan)
+        return more
 
     def body(carry):
         t, state, log = carry
-        state, entry = decode_round(models, constants, state, cfg=cfg)
+        state, entry = decode_round(models, constants, state, cfg=cfg, plan=plan)
         log = jax.tree.map(lambda all_, one: all_.at[t].set(one), log, entry)
         return t + 1, state, log
 
@@ -246,11 +205,61 @@ def decode_rounds(
     return state, log, done
 
 
+def _create_log(length: int, rows: int, size: int, cfg: DecodeConfig) -> RoundLog:
+    return RoundLog(
+        tokens=jnp.zeros((length, rows, size + 1), jnp.int32),
+        emitted=jnp.zeros((length, rows), jnp.int32),
+        accepted=jnp.zeros((length, rows), jnp.int32),
+        verified=jnp.zeros((length, rows), jnp.int32),
+        confidence_logits=jnp.zeros((length, rows, size)) if cfg.trace else None,
+        logprobs=jnp.zeros((length, rows, size + 1)) if cfg.logprobs else None,
+    )
+
+
+@functools.partial(jax.jit, static_argnames="cfg", donate_argnames="state")
+def draft_rows(
+    models: Models, state: DecodeState, sps: jax.Array | None, *, cfg: DecodeConfig
+) -> tuple[DecodeState, Proposal, jax.Array]:
+    """The first half of a round, for policies that decide from the drafts themselves.
+
+    Args:
+      sps: [R (1 + K) + 1] rounds a second by tokens of a pass, for `causal`.
+    Returns:
+      The state, the proposal for `verify_rows`, and the tokens that its pass must have room for.
+    """
+    constants = make_constants(models, state.target_cache)
+    plan = whole(state.anchor.shape[0], block_size(models, cfg))
+    state, proposal = propose(models, constants, state, cfg=cfg, plan=plan, sps=sps)
+    return state, proposal, _counts(state, proposal).sum()
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "capacity"), donate_argnames="state")
+def verify_rows(
+    models: Models, state: DecodeState, proposal: Proposal, *, cfg: DecodeConfig, capacity: int
+) -> tuple[DecodeState, RoundLog]:
+    """The second half: a pass with room for `capacity` tokens, and the commit."""
+    constants = make_constants(models, state.target_cache)
+    state, entry = settle(models, constants, state, proposal, cfg=cfg, capacity=capacity)
+    return state, jax.tree.map(lambda x: x[None], entry)
+
+
 def block_size(models: Models, cfg: DecodeConfig) -> int:
     """K, drafts a round."""
     if cfg.policy == "none" or models.drafter_config is None:
         return 0
     return models.drafter_config.block_size
+
+
+def plans_of(models: Models, cfg: DecodeConfig, rows: int) -> tuple[Plan, ...]:
+    """The rounds that a policy may run, ascending: each is an executable."""
+    size = block_size(models, cfg)
+    match cfg.policy:
+        case "delayed":
+            return ladder(rows, size)
+        case "threshold" | "causal":
+            return tuple(plan for plan in ladder(rows, size) if plan.drafts == size)
+        case _:
+            return (whole(rows, size),)
 
 
 @struct.dataclass
@@ -262,9 +271,11 @@ class Constants:
     context_weights: jax.Array | None
 
 
-def _constants(models: Models, state: DecodeState) -> Constants:
+def make_constants(models: Models, cache: tuple[KVCache, ...]) -> Constants:
+    """The constants of a loop over passes that append to `cache`, the target's."""
+
     def angles(cfg: TransformerConfig) -> RopeAngles:
-        return rope_angles(jnp.arange(state.target_cache[0].length), cfg.rope, cfg.head_dim)
+        return rope_angles(jnp.arange(cache[0].length), cfg.rope, cfg.head_dim)
 
     if models.drafter is None or models.drafter_config is None:
         return Constants(angles(models.target_config), None, None)
@@ -275,25 +286,74 @@ def _constants(models: Models, state: DecodeState) -> Constants:
     )
 
 
+@struct.dataclass
+class Proposal:
+    """What a round drafted, and how much of it is to be verified."""
+
+    draft: Draft
+    lengths: jax.Array  # [R]
+
+
 def decode_round(
-    models: Models, constants: Constants, state: DecodeState, *, cfg: DecodeConfig
+    models: Models, constants: Constants, state: DecodeState, *, cfg: DecodeConfig, plan: Plan
 ) -> tuple[DecodeState, RoundLog]:
     """One round of all rows; the log entry has no leading T."""
-    rows, size = state.anchor.shape[0], block_size(models, cfg)
-    noise = None if cfg.greedy else round_noise(state.key, state.position, max(size, 1))
+    state, proposal = propose(models, constants, state, cfg=cfg, plan=plan)
+    return settle(models, constants, state, proposal, cfg=cfg, capacity=plan.capacity)
+
+
+def propose(
+    models: Models,
+    constants: Constants,
+    state: DecodeState,
+    *,
+    cfg: DecodeConfig,
+    plan: Plan,
+    sps: jax.Array | None = None,
+) -> tuple[DecodeState, Proposal]:
+    """Draft and schedule."""
+    rows, size = state.anchor.shape[0], plan.drafts
+    choices = plans_of(models, cfg, rows)
     with jax.named_scope("draft"):
-        draft, draft_cache = _draft(models, constants, state, noise, cfg)
+        noise = _noise(state, size, cfg)
+        draft, draft_cache = _draft(models, constants, state, noise, cfg, size)
     with jax.named_scope("schedule"):
-        if draft.confidence_logits is None:
-            confidence = jnp.ones((rows, size))
-        else:
-            confidence = jax.nn.sigmoid(draft.confidence_logits)
+        confidence = jnp.ones((rows, size))
+        if draft.confidence_logits is not None:
+            z = draft.confidence_logits
+            confidence = jax.nn.sigmoid(z if state.scale is None else z / state.scale[:, :size])
         lengths = scheduler.schedule(
-            confidence, policy=cfg.policy, active=state.active, threshold=cfg.threshold
+            confidence,
+            sps,
+            policy=cfg.policy if size else "none",
+            active=state.active,
+            threshold=cfg.threshold,
+            capacity=plan.capacity,
+            capacities=plans.capacities(choices, size),
         )
+        outlook = state.outlook
+        if outlook is not None:
+            outlook = plans.look_ahead(outlook, choices, state.active)
+            outlook = plans.observe(outlook, confidence, state.active)
+    state = dataclasses.replace(state, draft_cache=draft_cache, outlook=outlook)
+    return state, Proposal(draft, lengths)
+
+
+def settle(
+    models: Models,
+    constants: Constants,
+    state: DecodeState,
+    proposal: Proposal,
+    *,
+    cfg: DecodeConfig,
+    capacity: int,
+) -> tuple[DecodeState, RoundLog]:
+    """Verify and commit; the log entry has no leading T."""
+    draft, lengths = proposal.draft, proposal.lengths
+    size = draft.tokens.shape[1]
     with jax.named_scope("verify"):
         tokens = jnp.concatenate([state.anchor[:, None], draft.tokens], axis=1)
-        flat = pack(tokens, 1 + lengths, state.position, rows * (1 + size))
+        flat = pack(tokens, _counts(state, proposal), state.position, capacity)
         hidden, target_cache = dense.extend(
             models.target,
             flat,
@@ -303,6 +363,7 @@ def decode_round(
             taps=models.taps,
         )
         logits = dense.logits(models.target, hidden.final)
+        noise = _noise(state, size, cfg)
         if noise is None:
             verdict = verify.verify_greedy(logits, flat, draft)
         else:
@@ -310,14 +371,28 @@ def decode_round(
                 logits, flat, draft, state.sampling, noise, truncate=cfg.truncate
             )
     with jax.named_scope("commit"):
-        if size:
-            draft_cache = _append_context(models, constants, hidden.features, flat, draft_cache)
+        draft_cache = state.draft_cache
+        if cfg.policy != "none":
+            draft_cache = append_context(models, constants, hidden.features, flat, draft_cache)
         state = dataclasses.replace(state, target_cache=target_cache, draft_cache=draft_cache)
         state, committed, emitted = _commit(state, draft, verdict, cfg)
     z = draft.confidence_logits if cfg.trace else None
     if cfg.trace and z is None:
-        z = jnp.zeros((rows, size))
-    return state, RoundLog(committed, emitted, verdict.accepted, lengths, z)
+        z = jnp.zeros(draft.tokens.shape)
+    logprobs = None
+    if cfg.logprobs:
+        places = jnp.minimum(flat.offset[:, None] + jnp.arange(size + 1), len(flat.tokens) - 1)
+        logprobs = verify.logprobs(logits, committed, places)
+    return state, RoundLog(committed, emitted, verdict.accepted, lengths, z, logprobs)
+
+
+def _noise(state: DecodeState, size: int, cfg: DecodeConfig) -> jax.Array | None:
+    return None if cfg.greedy else round_noise(state.key, state.position, max(size, 1))
+
+
+def _counts(state: DecodeState, proposal: Proposal) -> jax.Array:
+    """Tokens [R] of each row in the pass, its anchor included."""
+    return jnp.where(state.active, 1 + proposal.lengths, 0)
 
 
 def _draft(
@@ -326,9 +401,10 @@ def _draft(
     state: DecodeState,
     noise: jax.Array | None,
     cfg: DecodeConfig,
+    size: int,
 ) -> tuple[Draft, tuple[KVCache, ...]]:
     table = constants.draft_angles
-    if cfg.policy == "none" or models.drafter is None or models.drafter_config is None:
+    if size == 0 or models.drafter is None or models.drafter_config is None:
         rows = state.anchor.shape[0]
         return Draft(jnp.zeros((rows, 0), jnp.int32), None, None), state.draft_cache
     hidden, cache = dspark.draft_hidden(
@@ -338,7 +414,7 @@ def _draft(
         state.position,
         state.draft_cache,
         table,
-        cfg=models.drafter_config,
+        cfg=dataclasses.replace(models.drafter_config, block_size=size),
     )
     draft = sampling_.draft_block(
         models.drafter,
@@ -352,9 +428,14 @@ def _draft(
     return draft, cache
 
 
-def _append_context(
-    models: Models, constants: Constants, features, flat, cache
+def append_context(
+    models: Models,
+    constants: Constants,
+    features: jax.Array | None,
+    flat: FlatTokens,
+    cache: tuple[KVCache, ...],
 ) -> tuple[KVCache, ...]:
+    """The drafter's cache with what the target saw at the flat tokens, where there is a drafter."""
     weights, table = constants.context_weights, constants.draft_angles
     if models.drafter is None or models.drafter_config is None or weights is None or table is None:
         return cache
@@ -363,7 +444,8 @@ def _append_context(
     )
 
 
-def _is_stop(tokens: jax.Array, cfg: DecodeConfig) -> jax.Array:
+def is_stop(tokens: jax.Array, cfg: DecodeConfig) -> jax.Array:
+    """Which of the tokens end a row."""
     stops = jnp.array(cfg.stop_token_ids, jnp.int32)
     return (tokens[..., None] == stops).any(-1)
 
@@ -379,7 +461,7 @@ def _commit(
     tokens = jnp.pad(draft.tokens, ((0, 0), (0, 1)))
     tokens = jnp.where(slots == verdict.accepted[:, None], verdict.token[:, None], tokens)
     gained = verdict.accepted + 1
-    stops = _is_stop(tokens, cfg)
+    stops = is_stop(tokens, cfg)
     until_stop = jnp.min(jnp.where(stops, slots + 1, len(slots) + 1), axis=1)
     emitted = jnp.minimum(jnp.minimum(gained, until_stop), state.remaining)
     emitted = jnp.where(state.active, emitted, 0)

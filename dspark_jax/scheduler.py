@@ -69,18 +69,18 @@ def schedule(
             if sps is None:
                 raise InputError("policy='causal': expected a cost table")
             chances = jnp.where(active[:, None], survival(confidence), 0)
-            gains, rank = _ranked(chances)
+            gains = _descending(chances)
             anchors = active.sum(dtype=jnp.int32)
             admitted = _algorithm_1(gains, anchors, _checked(sps, rows, size))
             if capacities is not None:
                 admitted = executable(anchors + admitted, capacities) - anchors
-            lengths = _taken(chances, rank < admitted)
+            lengths = _lengths(chances, gains, admitted)
         case "delayed":
             if capacity is None:
                 raise InputError("policy='delayed': expected a capacity")
             chances = jnp.where(active[:, None], survival(confidence), 0)
-            _, rank = _ranked(chances)
-            lengths = _taken(chances, rank < capacity - active.sum(dtype=jnp.int32))
+            room = capacity - active.sum(dtype=jnp.int32)
+            lengths = _lengths(chances, _descending(chances), room)
         case _:
             raise InputError(f"policy={policy!r}: expected one of {', '.join(get_args(Policy))}")
     return jnp.where(active, lengths, 0)
@@ -112,7 +112,7 @@ def best_capacity(chances: jax.Array, sps: jax.Array, active: jax.Array) -> jax.
       The smallest such B, an int32 in active rows .. active rows * (1 + K).
     """
     sps = _checked(sps, *chances.shape)
-    gains, _ = _ranked(jnp.where(active[:, None], chances, 0))
+    gains = _descending(jnp.where(active[:, None], chances, 0))
     anchors = active.sum(dtype=jnp.int32)
     tokens = anchors + jnp.concatenate([jnp.zeros(1), jnp.cumsum(gains)])
     places = anchors + jnp.arange(len(tokens), dtype=jnp.int32)
@@ -126,17 +126,9 @@ def executable(tokens: jax.Array, capacities: Sequence[int]) -> jax.Array:
     return sizes[jnp.minimum(jnp.searchsorted(sizes, tokens), len(capacities) - 1)]
 
 
-def _ranked(chances: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Chances of all candidates in descending order [M], and the place of each in it [R, K].
-
-    Ties keep the order of rows and positions. Chances never rise along a row, so that the best of
-    all candidates are always a prefix of each row.
-    """
-    flat = chances.reshape(-1)
-    order = jnp.argsort(-flat, stable=True)
-    places = jnp.arange(len(flat), dtype=jnp.int32)
-    rank = jnp.zeros_like(places).at[order].set(places, unique_indices=True)
-    return flat[order], rank.reshape(chances.shape)
+def _descending(chances: jax.Array) -> jax.Array:
+    """Chances of all candidates [M], the largest first."""
+    return -jnp.sort(-chances.reshape(-1))
 
 
 def _algorithm_1(gains: jax.Array, anchors: jax.Array, sps: jax.Array) -> jax.Array:
@@ -149,9 +141,22 @@ def _algorithm_1(gains: jax.Array, anchors: jax.Array, sps: jax.Array) -> jax.Ar
     return jnp.cumprod(raises.astype(jnp.int32)).sum()
 
 
-def _taken(chances: jax.Array, admitted: jax.Array) -> jax.Array:
-    """Lengths [R] of what is admitted [R, K]; a draft of no chance never is."""
-    return (admitted & (chances > 0)).sum(axis=1, dtype=jnp.int32)
+def _lengths(chances: jax.Array, gains: jax.Array, count: jax.Array) -> jax.Array:
+    """Lengths [R] when the `count` best candidates are admitted; one of no chance never is.
+
+    Chances never rise along a row, so that the best of all are always a prefix of each row. Ties
+    are broken by row and then position: no candidate behind another is asked. A sort of values and
+    a comparison do that, for less than a sort of indices.
+    """
+    if not len(gains):
+        return jnp.zeros(len(chances), jnp.int32)
+    flat = chances.reshape(-1)
+    least = gains[jnp.clip(count - 1, 0, len(gains) - 1)]
+    above, ties = flat > least, flat == least
+    room = count - above.sum(dtype=jnp.int32)
+    admitted = above | (ties & (jnp.cumsum(ties, dtype=jnp.int32) <= room))
+    admitted &= (flat > 0) & (count > 0)
+    return admitted.reshape(chances.shape).sum(axis=1, dtype=jnp.int32)
 
 
 def _checked(sps: jax.Array, rows: int, size: int) -> jax.Array:

@@ -83,6 +83,18 @@ def verify_sampled(
     return Verdict(accepted, sample(p_next, noise[RESIDUAL, :, 0]))
 
 
+def logprobs(logits: jax.Array, tokens: jax.Array, places: jax.Array) -> jax.Array:
+    """Natural logarithms of the target's probabilities of tokens, before any warping; float32.
+
+    Args:
+      logits: [C, V].
+      tokens: [...].
+      places: [...] which of the C distributions each token is of.
+    """
+    logits = logits.astype(jnp.float32)
+    return logits[places, tokens] - jax.nn.logsumexp(logits, axis=-1)[places]
+
+
 def _draft_places(flat: FlatTokens, draft: Draft) -> tuple[jax.Array, jax.Array]:
     """Flat index [R, K] of the token that judges each draft, and whether it was sent at all."""
     slots = jnp.arange(draft.tokens.shape[1])

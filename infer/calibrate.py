@@ -21,14 +21,16 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from dspark_jax import calibration, generation
+from dspark_jax import batching, calibration, generation
 from dspark_jax.calibration import PrefixMetrics
 from dspark_jax.config import InputError, require
-from dspark_jax.generation import EMBEDDED, Completion, Pair, Request
-from dspark_jax.io import calibration_file, cli, files
+from dspark_jax.decode import block_size
+from dspark_jax.generation import EMBEDDED, Pair
+from dspark_jax.io import cli, files
 from dspark_jax.io.calibration_file import Calibration, Entry
+from dspark_jax.request import Completion, Request
 from infer import requests, results
-from infer.engine import Engine, Run
+from infer.engine import Engine
 
 FEW = 1000
 """Rounds below which a fit is mostly noise: 50 a bin of the calibration error."""
@@ -152,8 +154,8 @@ def run(settings: Settings) -> None:
             said = f"only {len(fit.logits)} rounds at temperature {temperature:g}"
             print(f"{said}: too few to trust, {FEW:,} and more are better", file=sys.stderr)
     made = Calibration(
-        target=calibration_file.fingerprint(target),
-        draft=calibration_file.fingerprint(draft),
+        target=files.fingerprint(target),
+        draft=files.fingerprint(draft),
         block_size=cfg.block_size,
         entries=tuple(entries),
     )
@@ -178,11 +180,10 @@ def _request(settings: Settings, line: requests.Line, pair: Pair, temperature: f
 def _decode(settings: Settings, pair: Pair, asked: Sequence[Request]) -> tuple[Rounds, Rounds]:
     """Rounds of every other prompt to fit, and those of the rest."""
     cfg = generation.decode_config(pair.models, asked, policy="fixed", trace=True)
-    shape = generation.plan(pair.models, asked, min(settings.slots, len(asked)))
-    engine, run = Engine(pair, shape, cfg), Run()
-    for first in tqdm(range(0, len(asked), shape.rows), unit="batch", disable=None):
-        run += engine.decode(asked[first : first + shape.rows])
-    size = generation.decode.block_size(pair.models, cfg)
+    shape = batching.plan(pair.models, asked, min(settings.slots, len(asked)))
+    with tqdm(total=len(asked), unit="prompt", disable=None) as bar:
+        run = Engine(pair, shape, cfg).decode(asked, lambda done: bar.update(len(done)) and False)
+    size = block_size(pair.models, cfg)
     fit, kept = (Rounds.of(run.completions[i::2], size) for i in (0, 1))
     require(
         len(fit.logits) > 0 and len(kept.logits) > 0,

@@ -22,13 +22,14 @@ import ml_dtypes
 import numpy as np
 import tyro
 
-from dspark_jax import generation
+from dspark_jax import batching, generation
 from dspark_jax.config import DrafterConfig, TargetConfig, TransformerConfig, require
 from dspark_jax.decode import Models
-from dspark_jax.generation import Pair, Request
+from dspark_jax.generation import Pair
 from dspark_jax.io import cli, files
 from dspark_jax.io.model_config import DRAFTER, TARGETS
 from dspark_jax.io.tensors import Tensors
+from dspark_jax.request import Request
 from dspark_jax.targets import dense
 from infer.engine import Engine
 from infer.summary import mean_accepted_length
@@ -170,7 +171,7 @@ def compare_greedy(pair: Pair, limit: int) -> tuple[str, bool]:
         generation.fit(Request(pair.tokenizer.encode(text), max_new_tokens=limit), cfg)
         for text in TEXTS
     ]
-    shape = generation.plan(pair.models, asked, len(asked))
+    shape = batching.plan(pair.models, asked, len(asked))
     engine = Engine(pair, shape, generation.decode_config(pair.models, asked, ignore_stop=True))
     # Accelerators multiply float32 in fewer bits unless told not to.
     with jax.default_matmul_precision("highest"):

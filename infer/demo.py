@@ -10,13 +10,13 @@ from typing import Any
 import jax
 
 from dspark_jax.decode import block_size
-from dspark_jax.generation import Completion, Request
+from dspark_jax.request import Completion, Request
 from infer.engine import Engine, Run
 from infer.requests import Line
 from infer.summary import mean_accepted_length
 
 PROMPTS: tuple[dict[str, Any], ...] = (
-    {"turns": ["Complete this function:\ndef parse_header(line):\n"]},
+    {"turns": ["Complete this function:\ndef count(items):\n"]},
     {"prompt": "class Queue:\n    def __init__(self, maxsize=0):", "temperature": 0.7},
     {"prompt": "def read_text(path, encoding=None):", "temperature": 0.7, "top_p": 0.9},
     {"prompt": "import os\n\n\ndef is_absolute(path):", "temperature": 1.0},

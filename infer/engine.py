@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from dspark_jax import generation
+from dspark_jax import batching, generation
+from dspark_jax.batching import NO_FACTS, BatchShape, Facts
 from dspark_jax.decode import DecodeConfig
-from dspark_jax.generation import BatchShape, Completion, Pair, Request
+from dspark_jax.generation import Pair
+from dspark_jax.request import Completion, Request
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,34 +40,51 @@ class Run:
         return self.tokens / self.seconds if self.completions else None
 
 
+Done = Callable[[dict[int, Completion]], bool | None]
+
+
 @dataclasses.dataclass(frozen=True)
 class Engine:
-    """Decodes batches of `shape.rows` rows; the first one compiles."""
+    """Decodes any number of requests in `shape.rows` rows."""
 
     pair: Pair
     shape: BatchShape
     cfg: DecodeConfig
+    facts: Facts = NO_FACTS
 
-    def warm_up(self) -> Run:
-        """Compiles, so that no batch does."""
-        seconds = generation.warm_up(self.pair.models, self.shape, self.cfg)
+    def warm_up(self, *, refill: bool) -> Run:
+        """Compiles, so that no decoding does; `refill` as `batching.refills` says."""
+        seconds = batching.warm_up(
+            self.pair.models, self.shape, self.cfg, refill=refill, facts=self.facts
+        )
         return Run(compile_seconds=seconds)
 
-    def decode(self, requests: Sequence[Request]) -> Run:
-        """One batch, of at most `shape.rows` requests."""
+    def decode(self, requests: Sequence[Request], done: Done | None = None) -> Run:
+        """Decodes the requests; those that are in the run came to their end.
+
+        Args:
+          done: called after each step with the completions that it brought, by number of the
+            request; True ends the run. Its own time is not counted.
+        """
         if not requests:
             return Run()
-        begin = time.monotonic()
-        decoded = generation.decode_batch(self.pair.models, requests, self.shape, self.cfg)
-        completions = generation.collect(self.pair, requests, decoded, self.cfg)
-        return Run(requests, completions, time.monotonic() - begin)
+        completions: dict[int, Completion] = {}
+        seconds, begin = 0.0, time.monotonic()
+        for found in generation.complete(self.pair, requests, self.shape, self.cfg, self.facts):
+            seconds += time.monotonic() - begin
+            completions |= found
+            if done is not None and done(found):
+                break
+            begin = time.monotonic()
+        else:
+            seconds += time.monotonic() - begin
+        numbers = sorted(completions)
+        return Run([requests[n] for n in numbers], [completions[n] for n in numbers], seconds)
 
     def decode_all(self, requests: Sequence[Request]) -> Run:
-        """Any number of requests, batch after batch, warm."""
-        run = self.warm_up()
-        for first in range(0, len(requests), self.shape.rows):
-            run += self.decode(requests[first : first + self.shape.rows])
-        return run
+        """The same, warm."""
+        refill = batching.refills(requests, self.shape.rows)
+        return self.warm_up(refill=refill) + self.decode(requests)
 
     def plain(self) -> Engine:
         """The same target in the same shape without a drafter: the baseline of a speed-up."""

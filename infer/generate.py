@@ -5,22 +5,26 @@ python -m infer.generate --prompts FILE --output FILE     JSON lines in, JSON li
 
 A line of --prompts holds one of "prompt" (text), "messages" (a chat), "turns" (strings; the first
 is asked) or "token_ids", and optionally "id", "temperature", "top_p", "top_k", "min_p",
-"max_new_tokens" and "seed". A run that was interrupted goes on where it was when started again.
+"max_new_tokens", "seed", "stop" (a text or a list of texts) and "n" (completions of the prompt:
+each is a line of --output, numbered by "sample"). A run that was interrupted goes on where it was
+when started again.
 """
 
 from __future__ import annotations
 
+import collections
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from tqdm import tqdm
 
-from dspark_jax import generation
+from dspark_jax import batching, generation
 from dspark_jax.config import InputError
-from dspark_jax.generation import Pair, Request
+from dspark_jax.generation import Pair
 from dspark_jax.io import cli
-from infer import demo, requests, results, summary
+from dspark_jax.request import Completion, Request
+from infer import demo, facts, requests, results, summary
 from infer.engine import Engine, Run
 from infer.requests import Line, Prompt
 from infer.settings import Settings
@@ -31,10 +35,11 @@ def main(args: Sequence[str]) -> int:
     settings = cli.parse(Settings, args, prog="infer.generate", description=__doc__ or "")
     settings.check()
     try:
-        if settings.prompts is None or settings.output is None:
-            show(settings)
-        else:
-            decode_file(settings, settings.prompts, settings.output)
+        with cli.terminated_like_interrupted():
+            if settings.prompts is None or settings.output is None:
+                show(settings)
+            else:
+                decode_file(settings, settings.prompts, settings.output)
     except KeyboardInterrupt:
         again = "; the same command goes on behind the results that are there"
         print(f"interrupted{again if settings.output else ''}", file=sys.stderr)
@@ -45,24 +50,33 @@ def main(args: Sequence[str]) -> int:
 def decode_file(settings: Settings, source: Path, output: Path) -> None:
     """Results of all prompts in `source` that have none in `output` yet."""
     lines = requests.read_lines(source)
-    done = results.finished(output, settings.decisive(), source, [line.id for line in lines])
+    keys = [(x.id, sample) for x in lines for sample in requests.samples(x, settings.samples)]
+    done = results.finished(output, settings.decisive(), source, keys)
     pair = settings.load()
     prompts = build_prompts(settings, lines, pair)
-    errors = [prompt.error for prompt in prompts if prompt.error is not None]
-    if len(errors) == len(prompts):
+    errors = [p.error for p in prompts if p.error is not None and not p.sample]
+    if len(errors) == len(lines):
         raise InputError(f"{source} {errors[0]}; no line of the file can be decoded")
     engine = make_engine(settings, pair, [p.request for p in prompts if p.request])
     results.begin(output, results.meta(settings.decisive(), source))
     todo = prompts[done:]
-    run = engine.warm_up() if any(p.request for p in todo) else Run()
-    with tqdm(total=len(prompts), initial=done, unit="prompt", disable=None) as bar:
-        for part in batches(todo, engine.shape.rows):
-            made = engine.decode([p.request for p in part if p.request])
-            left = iter(made.completions)
-            found = [(p, next(left) if p.request else None) for p in part]
-            results.append(output, [results.result(*x, trace=settings.trace) for x in found])
-            run += made
-            bar.update(len(part))
+    asked = [p.request for p in todo if p.request]
+    refill = batching.refills(asked, engine.shape.rows)
+    run = engine.warm_up(refill=refill) if asked else Run()
+    with (
+        tqdm(total=len(prompts), initial=done, unit="result", disable=None) as bar,
+        cli.stop_signals() as stopped,
+    ):
+        ordered = InOrder(todo, output, trace=settings.trace, logprobs=settings.logprobs)
+
+        def write(completions: dict[int, Completion]) -> bool:
+            bar.update(ordered.write(completions))
+            return bool(stopped)
+
+        write({})
+        run += engine.decode(asked, write)
+        if stopped and ordered.left:
+            raise KeyboardInterrupt
     figures = summary.summarise(engine, run)
     figures |= {"dtype": settings.dtype, "errors": len(errors), "finished_before": done}
     if settings.compare_baseline:
@@ -71,25 +85,55 @@ def decode_file(settings: Settings, source: Path, output: Path) -> None:
         results.write_json(settings.summary, figures)
     print(f"{output}: {summary.in_words(figures)}")
     if errors:
-        said = f"{len(errors)} of {len(prompts)} prompts could not be decoded"
+        said = f"{len(errors)} of {len(lines)} prompts could not be decoded"
         print(f"{said}; the first is {errors[0]}", file=sys.stderr)
 
 
-def batches(prompts: Sequence[Prompt], rows: int) -> Iterator[list[Prompt]]:
-    """The prompts in order, in parts of `rows` that can be decoded and any number that cannot."""
-    part: list[Prompt] = []
-    for prompt in prompts:
-        if prompt.request and sum(p.request is not None for p in part) == rows:
-            yield part
-            part = []
-        part.append(prompt)
-    if part:
-        yield part
+class InOrder:
+    """Appends results to a file in the order of the prompts, as soon as that can be done."""
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        output: Path,
+        *,
+        trace: bool = False,
+        logprobs: bool = False,
+    ):
+        self.left = collections.deque(prompts)
+        self._output, self._trace, self._logprobs = output, trace, logprobs
+        self._completions: dict[int, Completion] = {}
+        self._written = 0  # requests, which are what completions are numbered by
+
+    def write(self, completions: dict[int, Completion]) -> int:
+        """Takes completions by number of the request; returns how many results were appended."""
+        self._completions |= completions
+        lines = []
+        while self.left and (not self.left[0].request or self._written in self._completions):
+            prompt, completion = self.left.popleft(), None
+            if prompt.request:
+                completion = self._completions.pop(self._written)
+                self._written += 1
+            line = results.result(prompt, completion, trace=self._trace, logprobs=self._logprobs)
+            lines.append(line)
+        if lines:
+            results.append(self._output, lines)
+        return len(lines)
 
 
 def build_prompts(settings: Settings, lines: Sequence[Line], pair: Pair) -> list[Prompt]:
-    defaults, thinking = settings.defaults, settings.thinking
-    return [requests.build(x, pair, defaults=defaults, thinking=thinking) for x in lines]
+    """The prompts of all lines, each as often as it has samples."""
+    return [
+        prompt
+        for line in lines
+        for prompt in requests.build_samples(
+            line,
+            pair,
+            defaults=settings.defaults,
+            thinking=settings.thinking,
+            default=settings.samples,
+        )
+    ]
 
 
 def make_engine(settings: Settings, pair: Pair, asked: Sequence[Request]) -> Engine:
@@ -98,12 +142,14 @@ def make_engine(settings: Settings, pair: Pair, asked: Sequence[Request]) -> Eng
     cfg = generation.decode_config(
         pair.models,
         asked,
-        policy=settings.scheduling,
+        policy=settings.policy,
         threshold=settings.confidence_threshold,
         ignore_stop=settings.ignore_eos,
         trace=settings.trace and drafter is not None and drafter.confidence_head,
+        logprobs=settings.logprobs,
     )
-    return Engine(pair, generation.plan(pair.models, asked, min(settings.slots, len(asked))), cfg)
+    shape = batching.plan(pair.models, asked, min(settings.slots, len(asked)))
+    return Engine(pair, shape, cfg, facts.gather(settings, pair, shape, cfg))
 
 
 def show(settings: Settings) -> None:

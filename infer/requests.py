@@ -2,7 +2,8 @@
 
 A line holds one of `prompt` (text as it stands), `messages` (a chat), `turns` (strings; the first
 is asked as a chat) or `token_ids`; optionally `id`, and settings of its own that go before those of
-the command line. Other fields are left alone: data sets have plenty.
+the command line: those in `SETTINGS`, `stop` (a text or several) and `n` (completions of the
+prompt). Other fields are left alone: data sets have plenty.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from dspark_jax.config import InputError, require
-from dspark_jax.generation import Pair, Request, fit
+from dspark_jax.generation import Pair, fit
 from dspark_jax.io.tokenizer import Tokenizer
+from dspark_jax.request import Request
 
 Id = str | int
 
@@ -29,6 +31,9 @@ SETTINGS: dict[str, type] = {
     "max_new_tokens": int,
     "seed": int,
 }
+
+MOST_SAMPLES = 2**16
+"""Of one prompt."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +54,8 @@ class Prompt:
     id: Id
     request: Request | None
     error: str | None = None
+    sample: int | None = None
+    """Which of several completions of the line, from 0; None where one was asked for."""
 
 
 def read_lines(path: Path) -> list[Line]:
@@ -94,6 +101,43 @@ def _read_line(number: int, text: bytes) -> Line:
     return Line(number, name, fields)
 
 
+def valid_samples(n: object) -> bool:
+    return type(n) is int and 1 <= n <= MOST_SAMPLES
+
+
+def samples(line: Line, default: int) -> list[int | None]:
+    """Samples of a line: by its own `n` if that is valid, else `default` many; [None] for one."""
+    n = line.fields.get("n")
+    count = n if valid_samples(n) else default
+    return [None] if count == 1 else list(range(count))
+
+
+def build_samples(
+    line: Line, pair: Pair, *, defaults: Request, thinking: bool = False, default: int = 1
+) -> list[Prompt]:
+    """A prompt for each of the `samples` of a line; arguments as for `build`.
+
+    They differ in their random numbers only. A line with an error has it as often.
+    """
+    prompt = build(line, pair, defaults=defaults, thinking=thinking)
+    made = []
+    for sample in samples(line, default):
+        request = prompt.request
+        if request is not None and sample is not None:
+            request = dataclasses.replace(request, stream=_stream(request.stream, sample))
+        made.append(dataclasses.replace(prompt, request=request, sample=sample))
+    return made
+
+
+def _stream(first: int, sample: int) -> int:
+    """The stream of a sample, in 32 bits; that of sample 0 is the `first` of its line.
+
+    Lines count from the lowest bit up and samples from the highest down: no two are the same unless
+    lines times samples, each rounded up to a power of two, are more than 2^32.
+    """
+    return first ^ int(f"{sample:032b}"[::-1], 2)
+
+
 def build(line: Line, pair: Pair, *, defaults: Request, thinking: bool = False) -> Prompt:
     """The request of a line.
 
@@ -112,6 +156,13 @@ def build(line: Line, pair: Pair, *, defaults: Request, thinking: bool = False) 
             name: _setting(name, x) for name, x in given.items() if x is not None
         }
         stream = 0 if "seed" in own else line.number
+        if line.fields.get("stop") is not None:
+            own["stop"] = _stop(line.fields["stop"])
+        n = line.fields.get("n")
+        require(
+            n is None or valid_samples(n),
+            f"n={reprlib.repr(n)}: expected a whole number in 1..{MOST_SAMPLES}",
+        )
         request = dataclasses.replace(defaults, token_ids=ids, stream=stream, **own)
         return Prompt(line.id, fit(request, pair.models.target_config))
     except InputError as error:
@@ -125,6 +176,13 @@ def _setting(name: str, value: Any) -> float | int:
     require(valid, f"{name}={reprlib.repr(value)}: expected {noun}")
     require(not abs(value) > 1e18, f"{name}={reprlib.repr(value)}: expected {noun} in reason")
     return kind(value)
+
+
+def _stop(value: Any) -> tuple[str, ...]:
+    texts = [value] if isinstance(value, str) else value
+    valid = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
+    require(valid, f"stop={reprlib.repr(value)}: expected a string or a list of strings")
+    return tuple(texts)
 
 
 def _token_ids(fields: Mapping[str, Any], tokenizer: Tokenizer, thinking: bool) -> Sequence[int]:

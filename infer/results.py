@@ -1,8 +1,8 @@
 """The output file: one result a line, in the order of the prompts, and how to go on with it.
 
-Results are appended batch by batch and are on the disk before the next batch starts. A run that
-finds results in its output goes on behind them; OUTPUT.meta.json tells it whether they were made
-with the same settings, and from the same prompts.
+Results are appended as soon as all before them are there, and are on the disk before the next are
+decoded. A run that finds results in its output goes on behind them; OUTPUT.meta.json tells it
+whether they were made with the same settings, and from the same prompts.
 """
 
 from __future__ import annotations
@@ -15,20 +15,27 @@ from pathlib import Path
 from typing import Any
 
 from dspark_jax.config import InputError, require
-from dspark_jax.generation import Completion
-from dspark_jax.io.files import read_json
+from dspark_jax.io import files
+from dspark_jax.request import Completion
 from infer.requests import Id, Prompt
 
+Key = tuple[Id, int | None]
+"""Of a result: the id of its prompt and, where that has several, which of its samples it is."""
 
-def result(prompt: Prompt, completion: Completion | None, *, trace: bool = False) -> dict[str, Any]:
+
+def result(
+    prompt: Prompt, completion: Completion | None, *, trace: bool = False, logprobs: bool = False
+) -> dict[str, Any]:
     """One line of the output; without a completion it holds the prompt's error.
 
+    `sample` is there where a prompt has several, `logprobs` (a number a token) where asked for.
     `accepted_lengths` are the tokens that each round added: with the first token, which the prefill
     makes, they sum up to `completion_tokens`. With `trace` also `verified_lengths`, `confidences`
     and the `confidence_logits` behind them (null when the drafter has no confidence head).
     """
     line: dict[str, Any] = {
         "id": prompt.id,
+        **({} if prompt.sample is None else {"sample": prompt.sample}),
         "token_ids": completion.token_ids if completion else [],
         "text": completion.text if completion else "",
         "finish_reason": completion.finish_reason if completion else "error",
@@ -40,6 +47,8 @@ def result(prompt: Prompt, completion: Completion | None, *, trace: bool = False
         line["verified_lengths"] = completion.verified_lengths if completion else []
         line["confidences"] = completion.confidences if completion else []
         line["confidence_logits"] = completion.confidence_logits if completion else []
+    if logprobs:
+        line["logprobs"] = completion.logprobs if completion else []
     return line if completion else line | {"error": prompt.error}
 
 
@@ -63,8 +72,8 @@ def _hash(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def finished(output: Path, settings: Mapping[str, Any], prompts: Path, ids: Sequence[Id]) -> int:
-    """How many of the prompts have their result in `output` already; changes nothing.
+def finished(output: Path, settings: Mapping[str, Any], prompts: Path, keys: Sequence[Key]) -> int:
+    """How many of the results that `keys` stand for are in `output` already; changes nothing.
 
     Lines may have been added behind the prompts of the earlier run.
 
@@ -80,12 +89,12 @@ def finished(output: Path, settings: Mapping[str, Any], prompts: Path, ids: Sequ
         f"--output {output}: exists, and without {path.name} it cannot be continued; expected a"
         " new file",
     )
-    _check_meta(output, read_json(path), settings, prompts)
-    found = _ids(output)
+    _check_meta(output, files.read_json(path), settings, prompts)
+    found = _keys(output)
     require(
-        found == list(ids[: len(found)]),
-        f"--output {output}: its results are not those of the first {len(found)} prompts of"
-        f" {prompts}; expected a new file",
+        found == list(keys[: len(found)]),
+        f"--output {output}: its {len(found)} results are not the first of those that {prompts}"
+        " leads to; expected a new file",
     )
     return len(found)
 
@@ -111,13 +120,14 @@ def _check_meta(
     )
 
 
-def _ids(output: Path) -> list[Id]:
-    """Ids of the whole lines; the last line may be torn."""
+def _keys(output: Path) -> list[Key]:
+    """Those of the whole lines; the last line may be torn."""
     found = []
     for number, line in enumerate(output.read_bytes().split(b"\n")[:-1], start=1):
         try:
-            found.append(json.loads(line)["id"])
-        except (ValueError, TypeError, KeyError) as error:
+            fields = json.loads(line)
+            found.append((fields["id"], fields.get("sample")))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InputError(
                 f"--output {output} line {number}: not a result; expected a new file"
             ) from error
@@ -126,13 +136,7 @@ def _ids(output: Path) -> list[Id]:
 
 def begin(output: Path, made: Mapping[str, Any]) -> None:
     """Makes `output` ready for `append`: its meta file is written, a torn last line dropped."""
-    path = meta_path(output)
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        temporary.write_text(json.dumps(made, indent=2) + "\n")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    files.write_whole(meta_path(output), json.dumps(made, indent=2) + "\n")
     with open(output, "ab") as file:
         whole = output.read_bytes().rfind(b"\n") + 1
         file.truncate(whole)

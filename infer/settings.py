@@ -9,10 +9,15 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from dspark_jax import generation
-from dspark_jax.config import InputError, require
-from dspark_jax.generation import EMBEDDED, Pair, Request
-from dspark_jax.scheduler import Policy
+from dspark_jax.config import require
+from dspark_jax.generation import EMBEDDED, Pair
+from dspark_jax.io import files
+from dspark_jax.request import Request
 from infer import results
+from infer.requests import MOST_SAMPLES, valid_samples
+
+COSTED = ("causal", "delayed")
+"""Policies that weigh drafts against what they cost."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,25 +42,34 @@ class Settings:
     """Least probability, as a part of the best token's; 0 is off."""
     max_new_tokens: int = 256
     """Most tokens to add to a prompt."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a completion where they come up in it, and are left out of its text; a line's
+    own go before them."""
+    samples: int = 1
+    """Completions of each prompt, which is read once for all of them; a line's own n goes before
+    it."""
     slots: int = 8
     """Prompts that are decoded together."""
     policy: Literal["fixed", "threshold", "causal", "delayed", "none"] | None = None
-    """How many drafts are verified: all, those the drafter is confident of, or none. causal and
-    delayed come in a later version. Default: fixed, or none without a drafter."""
+    """How many drafts are verified: all, those that reach a confidence, or what pays by the cost
+    table; delayed also chooses how many are made. Default: fixed, or none without a drafter."""
     block_size: int | None = None
     """Drafts a round, at most what the drafter was trained for, which is the default."""
     confidence_threshold: float | None = None
     """Least confidence of a verified draft, in 0..1, for the policy threshold."""
     cost_table: Path | None = None
-    """For causal and delayed, in a later version."""
+    """What infer.profile wrote, for causal and delayed; without it costs are measured at the
+    start."""
     calibration: Path | None = None
-    """Of confidences, in a later version."""
+    """What infer.calibrate wrote, for threshold, causal and delayed."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of parameters, activations and caches."""
     summary: Path | None = None
     """JSON file for the figures of the run: speed, accepted length, acceptance by position."""
     trace: bool = False
     """Add verified lengths and confidences of every round to the results."""
+    logprobs: bool = False
+    """Add the target's log probability of every token to the results."""
     compare_baseline: bool = False
     """Decode the same prompts plainly as well, and give the speed-up."""
     ignore_eos: bool = False
@@ -70,26 +84,21 @@ class Settings:
         return self.draft != "none"
 
     @property
-    def scheduling(self) -> Policy | None:
-        """The policy, if there is one and this version has it."""
-        if self.policy in ("causal", "delayed"):
-            raise InputError(
-                f"--policy {self.policy}: comes in a later version, expected fixed, threshold or"
-                " none"
-            )
-        return self.policy
-
-    @property
     def defaults(self) -> Request:
         """A request with these settings, without its prompt."""
-        names = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed")
+        names = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed", "stop")
         return Request(token_ids=(0,), **{name: getattr(self, name) for name in names})
 
     def check(self) -> None:
         """Raises `InputError` for what is wrong whatever the models are."""
-        for option, value in (("cost-table", self.cost_table), ("calibration", self.calibration)):
-            require(value is None, f"--{option}: comes in a later version, expected to be absent")
-        policy = self.scheduling
+        require(
+            self.cost_table is None or self.policy in COSTED,
+            "--cost-table: expected with --policy causal or delayed only",
+        )
+        require(
+            self.calibration is None or self.policy in (*COSTED, "threshold"),
+            "--calibration: expected with --policy threshold, causal or delayed only",
+        )
         require(
             (self.prompts is None) == (self.output is None),
             "--prompts and --output: expected both, or neither for the prompts of the package",
@@ -100,10 +109,14 @@ class Settings:
         )
         require(self.slots >= 1, f"--slots {self.slots}: expected a whole number above 0")
         require(
+            valid_samples(self.samples),
+            f"--samples {self.samples}: expected a whole number in 1..{MOST_SAMPLES}",
+        )
+        require(
             self.block_size is None or self.drafts,
             "--block-size: expected with a drafter only, not with --draft none",
         )
-        threshold = policy == "threshold"
+        threshold = self.policy == "threshold"
         require(
             self.confidence_threshold is None or threshold,
             "--confidence-threshold: expected with --policy threshold only",
@@ -112,13 +125,17 @@ class Settings:
             not threshold or self.confidence_threshold is not None,
             "--policy threshold: expected --confidence-threshold, a number in 0..1",
         )
+        for option, given in (
+            ("--summary", self.summary is not None),
+            ("--samples", self.samples > 1),
+            ("--logprobs", self.logprobs),
+        ):
+            require(
+                not given or self.prompts is not None, f"{option}: expected with --prompts only"
+            )
+        paths = [p.resolve() for p in (self.prompts, self.output, self.summary) if p is not None]
         require(
-            self.summary is None or self.prompts is not None,
-            "--summary: expected with --prompts only",
-        )
-        files = [p.resolve() for p in (self.prompts, self.output, self.summary) if p is not None]
-        require(
-            len(set(files)) == len(files),
+            len(set(paths)) == len(paths),
             "--prompts, --output and --summary: expected different files",
         )
         self.defaults.check(vocab_size=1, max_position=2)
@@ -126,23 +143,29 @@ class Settings:
             if path is not None:
                 results.check_place(path, option)
 
-    def load(self) -> Pair:
+    @property
+    def folders(self) -> tuple[Path, Path | None]:
+        """Of the target and the drafter, fetched where they are repositories."""
+        target = EMBEDDED / "target" if self.target is None else self.target
         draft = EMBEDDED / "drafter" if self.draft is None else self.draft
-        return generation.load(
-            EMBEDDED / "target" if self.target is None else self.target,
-            draft if self.drafts else None,
-            dtype=jnp.dtype(self.dtype),
-            block_size=self.block_size,
-        )
+        return files.resolve(target), files.resolve(draft) if self.drafts else None
+
+    def load(self) -> Pair:
+        target, draft = self.folders
+        dtype = jnp.dtype(self.dtype)
+        return generation.load(target, draft, dtype=dtype, block_size=self.block_size)
 
     def decisive(self) -> dict[str, Any]:
         """What the results depend on, as JSON."""
         names = {f.name for f in dataclasses.fields(self)} - {
             *("target", "draft", "prompts", "output", "summary"),
-            *("slots", "compare_baseline", "cost_table", "calibration"),
+            *("slots", "compare_baseline", "cost_table"),
         }
         models = {"target": _where(self.target), "draft": _where(self.draft)}
-        return models | {name: getattr(self, name) for name in sorted(names)}
+        others = {name: getattr(self, name) for name in sorted(names)}
+        others["stop"] = list(self.stop)
+        others["calibration"] = None if self.calibration is None else str(self.calibration)
+        return models | others
 
 
 def _where(model: str | None) -> str | None:

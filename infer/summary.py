@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from dspark_jax.decode import block_size
-from dspark_jax.generation import Completion
+from dspark_jax.request import Completion
 from infer.engine import Engine, Run
 
 
@@ -87,7 +87,7 @@ def in_words(figures: Mapping[str, Any]) -> str:
     if not figures["requests"]:
         return "nothing was left to decode"
     parts = [
-        f"{figures['requests']} prompts",
+        f"{figures['requests']} completions",
         f"{figures['completion_tokens']:,} tokens",
         f"{figures['tokens_per_second']:,.0f} tokens/s",
     ]

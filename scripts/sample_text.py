@@ -18,7 +18,8 @@ import tqdm
 import tyro
 
 from dspark_jax import generation
-from dspark_jax.generation import EMBEDDED, Request
+from dspark_jax.generation import EMBEDDED
+from dspark_jax.request import Request
 from train import corpus
 
 

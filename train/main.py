@@ -9,16 +9,15 @@ under --workdir; started again with the same settings it goes on where it was.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 import importlib
 import json
 import os
 import pkgutil
-import signal
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +79,7 @@ def parse_arguments(args: Sequence[str]) -> Settings:
 
 def train(settings: Settings) -> int:
     """A whole run, or the rest of one."""
-    with stop_signals() as stopped:
+    with cli.stop_signals() as stopped:
         run = prepare(settings)
         code = run.loop(stopped)
         if code == 0:
@@ -116,7 +115,8 @@ def prepare(settings: Settings) -> Run:
     checkpoints = Checkpoints(settings.workdir / "checkpoints", keep=settings.keep)
     if checkpoints.latest is None:
         places = state_shardings(cfg, mesh)
-        state = jax.jit(lambda: init_state(cfg), out_shardings=places)()
+        start = target if settings.start == "target" else None
+        state = jax.jit(functools.partial(init_state, cfg), out_shardings=places)(start)
     else:
         state, place = checkpoints.restore(abstract_state(cfg, mesh))
         batches.set_state(place)
@@ -292,26 +292,6 @@ def write_workdir(settings: Settings) -> None:
 def _described(settings: Settings) -> dict[str, Any]:
     """The settings, without the place of the workdir: a run may be moved."""
     return {name: value for name, value in settings.flat().items() if name != "workdir"}
-
-
-@contextlib.contextmanager
-def stop_signals() -> Generator[list[int], None, None]:
-    """Notes SIGINT and SIGTERM instead of dying of them; a second one works as ever."""
-    stopped: list[int] = []
-    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
-
-    def note(number: int, frame: object) -> None:
-        stopped.append(number)
-        for s, handler in before.items():
-            signal.signal(s, handler)
-
-    for s in before:
-        signal.signal(s, note)
-    try:
-        yield stopped
-    finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)
 
 
 if __name__ == "__main__":

@@ -7,17 +7,12 @@ the drafter and the block size that it was fitted with, and for no others.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from dspark_jax.config import InputError, require
-from dspark_jax.io.files import read_json
-
-HEADER_LENGTH = 8
-"""Bytes in front of a safetensors header that say how long it is."""
+from dspark_jax.io import files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +37,7 @@ class Calibration:
     """All entries of one pair."""
 
     target: str
-    """Fingerprint of the target; see `fingerprint`."""
+    """Fingerprint of the target; see `files.fingerprint`."""
     draft: str
     block_size: int
     entries: tuple[Entry, ...]
@@ -54,7 +49,7 @@ class Calibration:
             ("drafter", draft, self.draft),
         ):
             require(
-                fingerprint(folder) == print_,
+                files.fingerprint(folder) == print_,
                 f"{folder}: the calibration was fitted for another {name}: calibrate again",
             )
         require(
@@ -70,17 +65,12 @@ class Calibration:
 
     def save(self, path: Path) -> None:
         """Writes JSON, whole or not at all."""
-        temporary = path.with_name(path.name + ".tmp")
-        try:
-            temporary.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        files.write_whole(path, json.dumps(dataclasses.asdict(self), indent=2) + "\n")
 
 
 def load(path: Path) -> Calibration:
     """Reads what `Calibration.save` wrote; anything else is an `InputError`."""
-    values = read_json(path)
+    values = files.read_json(path)
     try:
         return Calibration(
             target=str(values["target"]),
@@ -107,17 +97,3 @@ def _entry(values: dict[str, Any], size: int) -> Entry:
         rounds=int(values["rounds"]),
         **numbers,
     )
-
-
-def fingerprint(folder: Path) -> str:
-    """Hash of a model's config.json and of the headers of its safetensors files.
-
-    Cheap whatever the size of the model; it tells architectures, shapes and dtypes apart, and not
-    two trainings of the same.
-    """
-    digest = hashlib.sha256((folder / "config.json").read_bytes())
-    for path in sorted(folder.glob("*.safetensors")):
-        with open(path, "rb") as file:
-            size = int.from_bytes(file.read(HEADER_LENGTH), "little")
-            digest.update(file.read(size))
-    return digest.hexdigest()

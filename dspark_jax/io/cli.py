@@ -10,8 +10,9 @@ import contextlib
 import io
 import os
 import re
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
 import tyro
@@ -95,3 +96,33 @@ def run(main: Callable[[], int]) -> int:
         message = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     return code
+
+
+@contextlib.contextmanager
+def terminated_like_interrupted() -> Generator[None, None, None]:
+    """SIGTERM raises `KeyboardInterrupt`, as SIGINT does."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def stop_signals() -> Generator[list[int], None, None]:
+    """Notes SIGINT and SIGTERM instead of dying of them; a second one works as ever."""
+    stopped: list[int] = []
+    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+
+    def note(number: int, frame: object) -> None:
+        stopped.append(number)
+        for s, handler in before.items():
+            signal.signal(s, handler)
+
+    for s in before:
+        signal.signal(s, note)
+    try:
+        yield stopped
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)

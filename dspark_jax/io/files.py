@@ -2,21 +2,52 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from dspark_jax.config import InputError, require
+
+HEADER_LENGTH = 8
+"""Bytes in front of a safetensors header that say how long it is."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file; anything else in it is an `InputError`."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not valid JSON ({error})") from error
     require(isinstance(value, dict), f"{path}: expected a JSON object")
     return value
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file, whole or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def fingerprint(folder: Path) -> str:
+    """Hash of a model's config.json and of the headers of its safetensors files.
+
+    Cheap whatever the size of the model; it tells architectures, shapes and dtypes apart, and not
+    two trainings of the same.
+    """
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for path in sorted(folder.glob("*.safetensors")):
+        with open(path, "rb") as file:
+            size = int.from_bytes(file.read(HEADER_LENGTH), "little")
+            digest.update(file.read(size))
+    return digest.hexdigest()
 
 
 def resolve(name: str | Path) -> Path:

@@ -18,10 +18,10 @@ from dspark_jax.decode import (
     cache_length,
     create_state,
     decode_rounds,
-    prefill,
 )
 from dspark_jax.drafters import dspark
 from dspark_jax.io import hf
+from dspark_jax.prefill import prefill
 from dspark_jax.sampling import Sampling
 from dspark_jax.targets import dense
 
@@ -97,10 +97,12 @@ def run(
     state, first = prefill(models, state, tokens, lengths, cfg=reading, chunk=chunk)
     logs = []
     for _ in range(calls):
-        state, log, done = decode_rounds(models, state, np.int32(rounds), cfg=cfg, length=rounds)
+        state, log, done = decode_rounds(
+            models, state, np.int32(rounds), np.int32(1), cfg=cfg, length=rounds
+        )
         logs.append(jax.tree.map(lambda x, n=int(done): np.asarray(x)[:n], log))
     log = jax.tree.map(lambda *x: np.concatenate(x), *logs)
-    out = [[int(t)] for t in first]
+    out = [[int(t)] for t in first.token]
     live = log.emitted > 0
     for t, r in zip(*np.nonzero(live), strict=True):
         out[r] += log.tokens[t, r, : log.emitted[t, r]].tolist()
@@ -415,7 +417,7 @@ def test_three_hundred_rounds_leave_the_caches_of_a_fresh_prefill(long_run):
     verdicts = []
     for state in (out.state, fresh.state.replace(active=jnp.array([True]))):
         state = jax.tree.map(jnp.copy, state.replace(remaining=jnp.array([9])))
-        _, log, _ = decode_rounds(models, state, np.int32(1), cfg=FIXED, length=100)
+        _, log, _ = decode_rounds(models, state, np.int32(1), np.int32(1), cfg=FIXED, length=100)
         verdicts.append((log.tokens[0], log.accepted[0], log.confidence_logits[0]))
     np.testing.assert_array_equal(verdicts[0][0], verdicts[1][0])
     np.testing.assert_array_equal(verdicts[0][1], verdicts[1][1])
@@ -453,7 +455,7 @@ def test_rounds_hold_no_second_copy_of_a_cache(tiny_pair, greedy):
     wide_models, state = jax.eval_shape(abstract)
     cfg = DecodeConfig(policy="fixed", greedy=greedy)
     rounds = shape((), jnp.int32)
-    compiled = decode_rounds.lower(wide_models, state, rounds, cfg=cfg, length=4).compile()
+    compiled = decode_rounds.lower(wide_models, state, rounds, rounds, cfg=cfg, length=4).compile()
     cache = state.target_cache[0].k
     assert cache.shape == (rows, 2, length, 64)
     layer = 2 * cache.size * 4

@@ -5,9 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dspark_jax import decode, generation
+from dspark_jax import generation
 from dspark_jax.config import InputError
-from dspark_jax.generation import Pair, Request
+from dspark_jax.generation import Pair
+from dspark_jax.request import Request
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,16 +32,6 @@ def full_pairs(c):
 
 
 PROMPTS = ["abc", "hello", "z", "speculative"]
-
-
-def test_plan_holds_every_request(pair):
-    requests = [Request([1] * 20, max_new_tokens=30), Request([1] * 5, max_new_tokens=60)]
-    shape = generation.plan(pair.models, requests, slots=4)
-    needed = max(decode.cache_length(20, 30, 3), decode.cache_length(5, 60, 3))
-    assert shape.rows == 4
-    assert needed <= shape.length < needed + 16
-    assert shape.chunk == 32
-    assert shape.prompt_length >= 20
 
 
 def test_batches_give_each_prompt_what_it_gets_alone(pair):
@@ -134,13 +125,3 @@ def test_policies_that_do_not_fit(pair, tiny_pair):
         generation.generate(pair, "abc")
     with pytest.raises(InputError, match="no prompts"):
         generation.generate(pair, [])
-
-
-def test_warm_up_compiles_all_that_decoding_needs(pair):
-    requests = [Request([1, 2, 3], max_new_tokens=8)]
-    cfg = generation.decode_config(pair.models, requests)
-    shape = generation.BatchShape(rows=2, length=48, chunk=16)
-    assert generation.warm_up(pair.models, shape, cfg) > 0
-    compiled = decode.decode_rounds._cache_size(), generation._read_prompts._cache_size()
-    list(generation.decode_batch(pair.models, requests, shape, cfg).logs)
-    assert (decode.decode_rounds._cache_size(), generation._read_prompts._cache_size()) == compiled

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from dspark_jax.generation import Completion, Request
 from dspark_jax.io import calibration_file, cli
+from dspark_jax.request import Completion, Request
 from infer import calibrate
 from infer.calibrate import Rounds
 from tests.infer.conftest import BLOCK

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from dspark_jax import generation
-from dspark_jax.generation import Completion, Request
+from dspark_jax import batching, generation
+from dspark_jax.request import Completion, Request
 from infer.engine import Engine, Run
 from tests.infer.conftest import IDS, continuation
 
@@ -17,7 +17,7 @@ REQUESTS = [Request([IDS[last]], max_new_tokens=limit) for last, limit in LASTS.
 def engine(folders, quick_compile):
     pair = generation.load(folders.target, folders.draft)
     cfg = generation.decode_config(pair.models, REQUESTS, policy="threshold", threshold=0.5)
-    return Engine(pair, generation.plan(pair.models, REQUESTS, 2), cfg)
+    return Engine(pair, batching.plan(pair.models, REQUESTS, 2), cfg)
 
 
 def completion(*token_ids):
@@ -58,6 +58,16 @@ def test_more_requests_than_rows(engine):
         assert found.token_ids == [IDS[token] for token in continuation(last, limit)]
     assert run.seconds > 0
     assert run.compile_seconds > 0
+
+
+def test_samples_compile_before_they_are_decoded(engine, monkeypatch):
+    """Fewer requests than rows, and yet they come in beside others: their prompt is read once."""
+    asked = []
+    monkeypatch.setattr(Engine, "warm_up", lambda self, refill: asked.append(refill) or Run())
+    engine.decode_all([REQUESTS[0]] * 2)
+    engine.decode_all(REQUESTS[:2])
+    engine.decode_all(REQUESTS[:3])
+    assert asked == [True, False, True]
 
 
 def test_plain_has_no_drafter(engine):

@@ -9,8 +9,11 @@ import string
 import numpy as np
 import pytest
 
-from infer import generate
-from infer.engine import Engine
+from dspark_jax import generation
+from dspark_jax.io import cli
+from dspark_jax.request import Completion
+from infer import generate, requests, results
+from infer.generate import InOrder
 from tests.infer.conftest import (
     BLOCK,
     IDS,
@@ -22,6 +25,8 @@ from tests.infer.conftest import (
     fails,
     rounds,
 )
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
 
 
 def expected(last, limit=LIMIT, stop=True):
@@ -56,8 +61,10 @@ def test_results_in_order_with_errors_between(command):
     errors = [x["error"] for x in found if x["finish_reason"] == "error"]
     assert errors[0] == "line 3: the prompt is empty: expected some text"
     assert errors[1].startswith("line 5: not valid JSON (")
-    assert command.err == f"2 of 6 prompts could not be decoded; the first is {errors[0]}\n"
-    assert command.out.startswith(f"{command.output}: 4 prompts, ")
+    slots, said = command.err.splitlines()
+    assert slots.startswith("2 slots of 32 positions, ")
+    assert said == f"2 of 6 prompts could not be decoded; the first is {errors[0]}"
+    assert command.out.startswith(f"{command.output}: 4 completions, ")
 
 
 def test_summary_and_trace_by_hand(command):
@@ -150,42 +157,152 @@ def test_sampling_by_seed_and_line(command):
 
 
 def test_interrupted_and_started_again(command, monkeypatch):
-    decode, calls = Engine.decode, []
+    append, calls = results.append, []
+    command.write([*PROMPTS, {"prompt": "abc"}, {"prompt": "x"}])
+    good = GOOD | {7: GOOD[1] | {"id": 7}, 8: GOOD["short"] | {"id": 8}}
 
-    def interrupted(self, batch):
-        calls.append(len(batch))
-        if len(calls) == 2:
+    def interrupted(output, lines):
+        append(output, lines)
+        calls.append(len(lines))
+        if len(calls) == 1:
             signal.raise_signal(signal.SIGINT)
-        return decode(self, batch)
 
-    monkeypatch.setattr(Engine, "decode", interrupted)
+    monkeypatch.setattr(results, "append", interrupted)
     assert command() == 130
-    assert command.err == (
-        "interrupted; the same command goes on behind the results that are there\n"
-    )
+    assert command.err.splitlines()[1:] == [
+        "interrupted; the same command goes on behind the results that are there"
+    ]
     done = command.output.read_bytes()
-    assert [x["id"] for x in command.results()] == [1, "short", 3]
+    assert [x["id"] for x in command.results()] == [1, "short", 3, 4, 5]
+    assert calls == [5]  # all that the others had to wait for
     with open(command.output, "ab") as file:
-        file.write(b'{"id": 4, "token_ids": [')
+        file.write(b'{"id": 6, "token_ids": [')
 
     path = str(command.folder / "summary.json")
     assert command("--summary", path) == 0
     assert command.output.read_bytes().startswith(done)
-    assert [x["id"] for x in command.results()] == [1, "short", 3, 4, 5, 6]
-    assert {x["id"]: x for x in command.results() if x["finish_reason"] != "error"} == GOOD
-    assert calls == [2, 2, 2]
-    assert (command.summary()["requests"], command.summary()["finished_before"]) == (2, 3)
+    assert [x["id"] for x in command.results()] == [1, "short", 3, 4, 5, 6, 7, 8]
+    assert {x["id"]: x for x in command.results() if x["finish_reason"] != "error"} == good
+    assert sum(calls) == 8
+    assert (command.summary()["requests"], command.summary()["finished_before"]) == (3, 5)
 
+    calls.clear()
     whole, figures = command.output.read_bytes(), command.summary()
     assert command("--summary", path) == 0
     assert command.out == f"{command.output}: nothing was left to decode\n"
     assert command.output.read_bytes() == whole
     assert command.summary() == figures
-    assert len(calls) == 3
+    assert calls == []
 
     assert command("--temperature", "1") == 2
     assert "was begun with temperature=0.0, now it is 1.0" in command.err
     assert command.output.read_bytes() == whole
+
+
+def test_samples_of_a_prompt(command):
+    hot = {"prompt": "!", "temperature": 3.0, "max_new_tokens": 6}
+    command.write([hot | {"n": 3}, hot, {"prompt": "", "n": 2}, {"prompt": "abc", "n": 1}])
+    assert command() == 0
+    first = command.results()
+    keys = [(1, 0), (1, 1), (1, 2), (2, None), (3, 0), (3, 1), (4, None)]
+    assert [(x["id"], x.get("sample")) for x in first] == keys
+    assert len({tuple(x["token_ids"]) for x in first[:4]}) == 4
+    assert [x["finish_reason"] for x in first[4:6]] == ["error"] * 2
+    assert first[6]["token_ids"] == GOOD[1]["token_ids"]
+    assert "1 of 4 prompts could not be decoded" in command.err
+
+
+def test_goes_on_between_samples(command):
+    hot = {"temperature": 3.0}
+    command.write([{"prompt": "!", **hot}, {"prompt": ""}, {"prompt": "a", "n": 2, **hot}])
+    assert command("--samples", "4") == 0
+    whole = command.output.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    assert len(lines) == 4 + 4 + 2
+    for count in (1, 6, 9):
+        command.output.write_bytes(b"".join(lines[:count]) + lines[count][:20])
+        assert command("--samples", "4") == 0
+        assert command.output.read_bytes() == whole
+    assert command("--samples", "3") == 2
+    assert "was begun with samples=4, now it is 3" in command.err
+
+
+def test_stop_strings_by_hand(command):
+    command.write([
+        {"prompt": "abc"},
+        {"prompt": "abc", "stop": "gh"},
+        {"prompt": "abc", "stop": ["no", "fgh", "g"]},  # g is complete first
+        {"prompt": "abc", "stop": []},
+        {"prompt": "x"},
+    ])  # fmt: skip
+    for draft in ((), ("--draft", "none")):
+        assert command("--stop", "hij", "zz", *draft) == 0
+        found = command.results()
+        assert [x["text"] for x in found] == ["defg", "def", "def", GOOD[1]["text"], "yz"]
+        assert [x["token_ids"] for x in found[:3]] == [
+            [IDS[t] for t in text] for text in ("defghij", "defgh", "defg")
+        ]
+        assert [x["finish_reason"] for x in found] == ["stop", "stop", "stop", "length", "stop"]
+        for line in found:
+            assert 1 + sum(line["accepted_lengths"]) == line["completion_tokens"]
+            assert all(line["accepted_lengths"])
+        command.output.unlink()
+
+
+def test_logprobs_by_hand(command, folders):
+    command.write([{"prompt": "abc"}, {"prompt": ""}, {"prompt": "abc", "stop": "gh"}])
+    assert command("--logprobs") == 0
+    first, error, cut = command.results()
+    pair = generation.load(folders.target, None)
+    embed, head = (np.asarray(x, np.float64) for x in (pair.models.target.embed,
+                                                       pair.models.target.lm_head))  # fmt: skip
+    hidden = embed[[IDS["c"], *first["token_ids"][:-1]]]
+    logits = hidden / np.sqrt((hidden**2).mean(-1, keepdims=True) + 1e-6) @ head
+    logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
+    expected = logits[np.arange(LIMIT), first["token_ids"]]
+    np.testing.assert_allclose(first["logprobs"], expected, atol=1e-4)
+    assert error["logprobs"] == []
+    assert len(cut["logprobs"]) == cut["completion_tokens"] == 5
+    np.testing.assert_allclose(cut["logprobs"], expected[:5], atol=1e-4)
+    assert first.keys() - {"logprobs"} == GOOD[1].keys()
+
+
+def test_through_slots_every_row_gets_what_it_gets_alone(command):
+    rng = np.random.default_rng(0)
+    letters = list(string.ascii_lowercase + string.digits)
+    command.write([
+        {
+            "prompt": "".join(rng.choice(letters, rng.integers(1, 40))),
+            "temperature": float(rng.choice([0, 0, 0.5, 1.5])),
+            "max_new_tokens": int(rng.integers(1, 50)),
+        }
+        for _ in range(60)
+    ])  # fmt: skip
+    source = command.folder / "prompts.jsonl"
+    assert command("--slots", "4") == 0
+    args = [*command.given, "--prompts", str(source), "--slots", "1"]
+    settings = cli.parse(generate.Settings, args, prog="x", description="")
+    pair = settings.load()
+    prompts = generate.build_prompts(settings, requests.read_lines(source), pair)
+    asked = [p.request for p in prompts if p.request]
+    engine = generate.make_engine(settings, pair, asked)
+    assert engine.shape.rows == 1
+    alone = [engine.decode([request]).completions[0] for request in asked]
+    found = command.results()
+    assert [x["id"] for x in found] == list(range(1, 61))
+    assert sum(request.greedy for request in asked) >= 20
+    # Draws depend on the row alone under this policy, so that sampled rows are the same as well.
+    assert [x["token_ids"] for x in found] == [c.token_ids for c in alone]
+    assert [x["accepted_lengths"] for x in found] == [c.accepted_lengths for c in alone]
+
+
+def test_thousands_of_prompts_in_order(command):
+    lasts = [string.ascii_lowercase[n % 25] for n in range(2000)]
+    command.write([{"token_ids": [IDS[last]]} for last in lasts])
+    assert command("--max-new-tokens", "1", "--slots", "16") == 0
+    found = command.results()
+    assert [x["id"] for x in found] == list(range(1, 2001))
+    assert [x["text"] for x in found] == [chr(ord(last) + 1) for last in lasts]
 
 
 def test_a_full_disk(command, monkeypatch):
@@ -194,7 +311,7 @@ def test_a_full_disk(command, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     assert command() == 1
-    assert command.err == f"error: {command.output}: No space left on device\n"
+    assert command.err.splitlines()[1:] == [f"error: {command.output}: No space left on device"]
 
 
 def test_a_full_disk_for_the_summary(command):
@@ -296,17 +413,27 @@ def test_a_drafter_without_confidence(command, folders, tmp_path_factory):
     fails(command, "needs a drafter with a confidence head", "--draft", str(place), *options)
 
 
-def test_batches_hold_as_many_as_can_be_decoded():
-    def prompt(good):
-        return generate.Prompt(0, generate.Request((1,)) if good else None)
-
-    for pattern in ("", "g", "b", "ggb", "gggbb", "bgbgbgb", "bbbb", "gggg"):
-        prompts = [prompt(letter == "g") for letter in pattern]
-        parts = list(generate.batches(prompts, 2))
-        assert [p for part in parts for p in part] == prompts
-        sizes = [sum(p.request is not None for p in part) for part in parts]
-        assert all(size == 2 for size in sizes[:-1])
-        assert all(part for part in parts)
+def test_results_are_written_in_order(tmp_path):
+    rng = np.random.default_rng(0)
+    output = tmp_path / "out.jsonl"
+    for pattern in ("", "g", "b", "ggb", "gggbb", "bgbgbgb", "bbbb", "gggggggggg"):
+        output.write_bytes(b"")
+        prompts = [
+            generate.Prompt(n, generate.Request((1,)) if letter == "g" else None)
+            for n, letter in enumerate(pattern)
+        ]
+        ordered, count = InOrder(prompts, output), pattern.count("g")
+        waiting, appended = set(range(count)), ordered.write({})
+        for number in rng.permutation(count).tolist():
+            waiting.remove(number)
+            made = Completion(1, [number], "", "length", [], [], [], None, None)
+            appended += ordered.write({number: made})
+            found = [json.loads(line) for line in output.read_text().splitlines()]
+            assert [x["id"] for x in found] == list(range(appended))
+            tokens = [x["token_ids"] for x in found if x["finish_reason"] != "error"]
+            assert tokens == [[n] for n in range(min(waiting, default=count))]
+        assert appended == len(pattern)
+        assert not ordered.left
 
 
 def test_help_names_every_option(capsys):
@@ -315,8 +442,9 @@ def test_help_names_every_option(capsys):
     assert stop.value.code == 0
     shown = capsys.readouterr().out
     for name in ("target", "draft", "prompts", "output", "temperature", "top-p", "top-k", "min-p",
-                 "max-new-tokens", "slots", "policy", "block-size", "confidence-threshold",
-                 "cost-table", "calibration", "dtype", "summary", "trace", "compare-baseline",
+                 "max-new-tokens", "stop", "samples", "slots", "policy", "block-size",
+                 "confidence-threshold", "logprobs", "cost-table", "calibration", "dtype",
+                 "summary", "trace", "compare-baseline",
                  "ignore-eos", "thinking", "seed"):  # fmt: skip
         assert f"--{name}" in shown
 

@@ -1,12 +1,13 @@
 """Prompts files: every kind of line, and every kind of bad line."""
 
+import dataclasses
 import json
 
 import pytest
 
 from dspark_jax import generation
 from dspark_jax.config import InputError
-from dspark_jax.generation import Request
+from dspark_jax.request import Request
 from infer import requests
 from infer.requests import Line
 
@@ -123,6 +124,57 @@ def test_settings_of_a_line_go_before_the_defaults(pair):
     assert isinstance(found.temperature, float)
 
 
+def test_stop_strings_of_a_line(pair):
+    defaults = Request((0,), stop=("x", "y"))
+    for own, expected in (
+        ({}, ("x", "y")),
+        ({"stop": None}, ("x", "y")),
+        ({"stop": "ab"}, ("ab",)),
+        ({"stop": ["ab", "c"]}, ("ab", "c")),
+        ({"stop": []}, ()),
+    ):
+        found = build(pair, {"prompt": "a", **own}, defaults=defaults).request
+        assert found is not None
+        assert found.stop == expected
+
+
+def samples(pair, fields, number=5, default=1):
+    defaults = Request((0,), temperature=1.0, seed=7)
+    line = Line(number, "x", fields)
+    return requests.build_samples(line, pair, defaults=defaults, default=default)
+
+
+def test_samples_differ_in_their_stream_only(pair):
+    (one,) = samples(pair, {"prompt": "a"})
+    assert (one.sample, one.request.stream) == (None, 5)
+    many = samples(pair, {"prompt": "a", "n": 3})
+    assert many == samples(pair, {"prompt": "a"}, default=3)
+    assert [(p.id, p.sample) for p in many] == [("x", 0), ("x", 1), ("x", 2)]
+    assert [p.request.stream for p in many] == [5, 2**31 + 5, 2**30 + 5]
+    for prompt in many:
+        assert dataclasses.replace(prompt.request, stream=5) == one.request
+    (alone,) = samples(pair, {"prompt": "a", "n": 1}, default=3)
+    assert alone == one
+    seeded = samples(pair, {"prompt": "a", "n": 2, "seed": 9})
+    assert [(p.request.seed, p.request.stream) for p in seeded] == [(9, 0), (9, 2**31)]
+
+
+def test_no_two_samples_have_one_stream():
+    streams = {requests._stream(n, sample) for n in range(1, 1000) for sample in range(500)}
+    assert len(streams) == 999 * 500
+    assert max(streams) < 2**32
+    assert requests._stream(2**32 - 1, requests.MOST_SAMPLES - 1) < 2**32
+
+
+def test_an_error_comes_as_often_as_its_samples(pair):
+    for fields, n in (({"prompt": "", "n": 3}, 3), ({"prompt": "", "n": 0}, 2), ({"n": "3"}, 2)):
+        found = samples(pair, fields, default=2)
+        assert [p.sample for p in found] == list(range(n))
+        assert [p.sample for p in found] == requests.samples(Line(5, "x", fields), 2)
+        assert {p.request for p in found} == {None}
+        assert len({p.error for p in found}) == 1
+
+
 def test_the_limit_is_cut_to_the_room(pair):
     found = build(pair, {"token_ids": [5] * 120, "max_new_tokens": 50}).request
     assert found.max_new_tokens == 8
@@ -159,6 +211,13 @@ def test_the_limit_is_cut_to_the_room(pair):
         ({"prompt": "a", "top_k": 2**31}, "top_k=2147483648: expected a number"),
         ({"prompt": "a", "top_k": 2.5}, "top_k=2.5: expected a whole number"),
         ({"prompt": "a", "seed": -1}, "seed=-1: expected a number in 0..2^32-1"),
+        ({"prompt": "a", "stop": 5}, "stop=5: expected a string or a list of strings"),
+        ({"prompt": "a", "stop": ["b", 5]}, "stop=['b', 5]: expected a string or a list"),
+        ({"prompt": "a", "stop": ""}, "stop=('',): expected texts that are not empty"),
+        ({"prompt": "a", "n": 0}, "n=0: expected a whole number in 1..65536"),
+        ({"prompt": "a", "n": True}, "n=True: expected a whole number in 1..65536"),
+        ({"prompt": "a", "n": 2.0}, "n=2.0: expected a whole number in 1..65536"),
+        ({"prompt": "a", "n": 10**9}, "n=1000000000: expected a whole number in 1..65536"),
         ({"prompt": "a", "max_new_tokens": 0}, "max_new_tokens=0: expected a whole number above 0"),
     ],
 )

@@ -1,5 +1,6 @@
 """The output file: what a line holds, and when and where a run may go on."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -7,12 +8,13 @@ import os
 import pytest
 
 from dspark_jax.config import InputError
-from dspark_jax.generation import Completion, Request
+from dspark_jax.request import Completion, Request
 from infer import results
 from infer.requests import Prompt
 
 SETTINGS = {"temperature": 0.5, "target": "a/b"}
 IDS = [1, "x", 3]
+KEYS = [(name, None) for name in IDS]
 
 
 def completion():
@@ -64,9 +66,17 @@ def test_a_result():
     }
 
 
+def test_a_sample_with_logprobs():
+    made = dataclasses.replace(completion(), logprobs=[-0.5, -1.5, -0.25, 0.0])
+    line = results.result(Prompt("x", Request((1, 2))), made)
+    both = {"sample": 0, "logprobs": [-0.5, -1.5, -0.25, 0.0]}
+    sample = Prompt("x", Request((1, 2)), sample=0)
+    assert results.result(sample, made, logprobs=True) == line | both
+
+
 def test_an_error_has_the_same_fields():
-    line = results.result(Prompt(7, None, "line 7: no"), None, trace=True)
-    traced = results.result(Prompt("x", Request((1, 2))), completion(), trace=True)
+    line = results.result(Prompt(7, None, "line 7: no"), None, trace=True, logprobs=True)
+    traced = results.result(Prompt("x", Request((1, 2))), completion(), trace=True, logprobs=True)
     assert line.keys() == traced.keys() | {"error"}
     assert (line["id"], line["finish_reason"], line["error"]) == (7, "error", "line 7: no")
     assert not any(line[name] for name in line.keys() - {"id", "finish_reason", "error"})
@@ -78,15 +88,25 @@ def test_one_line_a_result_whatever_the_text(output):
 
 
 def test_goes_on_behind_the_results(output, prompts):
-    assert results.finished(output, SETTINGS, prompts, IDS) == 2
+    assert results.finished(output, SETTINGS, prompts, KEYS) == 2
     results.append(output, [{"id": 3}])
-    assert results.finished(output, SETTINGS, prompts, IDS) == 3
+    assert results.finished(output, SETTINGS, prompts, KEYS) == 3
+
+
+def test_goes_on_between_the_samples_of_a_prompt(output, prompts):
+    keys = [*KEYS[:2], (3, 0), (3, 1)]
+    results.append(output, [{"id": 3, "sample": 0}])
+    assert results.finished(output, SETTINGS, prompts, keys) == 3
+    results.append(output, [{"id": 3, "sample": 1}])
+    assert results.finished(output, SETTINGS, prompts, keys) == 4
+    with pytest.raises(InputError, match="its 4 results are not the first of those"):
+        results.finished(output, SETTINGS, prompts, [*keys[:2], (3, 1), (3, 0)])
 
 
 def test_a_torn_line_is_dropped(output, prompts):
     whole = output.read_bytes()
     output.write_bytes(whole + b'{"id": 3, "tex')
-    assert results.finished(output, SETTINGS, prompts, IDS) == 2
+    assert results.finished(output, SETTINGS, prompts, KEYS) == 2
     assert output.read_bytes() != whole  # nothing is changed by asking
     results.begin(output, results.meta(SETTINGS, prompts))
     assert output.read_bytes() == whole
@@ -94,23 +114,23 @@ def test_a_torn_line_is_dropped(output, prompts):
 
 def test_a_torn_first_line_is_dropped(output, prompts):
     output.write_bytes(b'{"id')
-    assert results.finished(output, SETTINGS, prompts, IDS) == 0
+    assert results.finished(output, SETTINGS, prompts, KEYS) == 0
     results.begin(output, results.meta(SETTINGS, prompts))
     assert output.read_bytes() == b""
 
 
 def test_no_output_or_an_empty_one_is_a_beginning(tmp_path, output, prompts):
-    assert results.finished(tmp_path / "new.jsonl", SETTINGS, prompts, IDS) == 0
+    assert results.finished(tmp_path / "new.jsonl", SETTINGS, prompts, KEYS) == 0
     output.write_bytes(b"")
-    assert results.finished(output, {"temperature": 9}, prompts, IDS) == 0
+    assert results.finished(output, {"temperature": 9}, prompts, KEYS) == 0
 
 
 def test_prompts_may_be_added(output, prompts):
     with open(prompts, "a") as file:
         file.write('{"prompt": "d"}\n')
-    assert results.finished(output, SETTINGS, prompts, [*IDS, 4]) == 2
+    assert results.finished(output, SETTINGS, prompts, [*KEYS, (4, None)]) == 2
     results.begin(output, results.meta(SETTINGS, prompts))
-    assert results.finished(output, SETTINGS, prompts, [*IDS, 4]) == 2
+    assert results.finished(output, SETTINGS, prompts, [*KEYS, (4, None)]) == 2
 
 
 @pytest.mark.parametrize(
@@ -123,30 +143,36 @@ def test_prompts_may_be_added(output, prompts):
 )
 def test_other_settings(output, prompts, settings, expected):
     with pytest.raises(InputError) as error:
-        results.finished(output, settings, prompts, IDS)
+        results.finished(output, settings, prompts, KEYS)
     assert f"--output {output}: {expected}" in str(error.value)
 
 
 def test_other_prompts(output, prompts):
     prompts.write_text(prompts.read_text().replace("b", "B"))
     with pytest.raises(InputError, match="begun with other prompts than those in"):
-        results.finished(output, SETTINGS, prompts, IDS)
+        results.finished(output, SETTINGS, prompts, KEYS)
 
 
 def test_results_of_other_prompts(output, prompts):
-    with pytest.raises(InputError, match="not those of the first 2 prompts"):
-        results.finished(output, SETTINGS, prompts, ["x", 1, 3])
-    with pytest.raises(InputError, match="not those of the first 2 prompts"):
-        results.finished(output, SETTINGS, prompts, [1])
+    with pytest.raises(InputError, match="its 2 results are not the first of those"):
+        results.finished(output, SETTINGS, prompts, [KEYS[1], KEYS[0], KEYS[2]])
+    with pytest.raises(InputError, match="its 2 results are not the first of those"):
+        results.finished(output, SETTINGS, prompts, KEYS[:1])
+    with pytest.raises(InputError, match="its 2 results are not the first of those"):
+        results.finished(output, SETTINGS, prompts, [KEYS[0], ("x", 0), ("x", 1)])
 
 
 def test_other_files_are_left_alone(output, prompts):
+    for text in ("my notes\n", "[1]\n", "7\n"):
+        output.write_text(text)
+        with pytest.raises(InputError, match="line 1: not a result; expected a new file"):
+            results.finished(output, SETTINGS, prompts, KEYS)
     output.write_text("my notes\n")
     with pytest.raises(InputError, match="line 1: not a result; expected a new file"):
-        results.finished(output, SETTINGS, prompts, IDS)
+        results.finished(output, SETTINGS, prompts, KEYS)
     results.meta_path(output).unlink()
     with pytest.raises(InputError, match=r"without out\.jsonl\.meta\.json it cannot be continued"):
-        results.finished(output, SETTINGS, prompts, IDS)
+        results.finished(output, SETTINGS, prompts, KEYS)
     assert output.read_text() == "my notes\n"
 
 
@@ -154,7 +180,7 @@ def test_other_files_are_left_alone(output, prompts):
 def test_a_meta_file_of_something_else(output, prompts, text):
     results.meta_path(output).write_text(text)
     with pytest.raises(InputError, match=r"out\.jsonl\.meta\.json"):
-        results.finished(output, SETTINGS, prompts, IDS)
+        results.finished(output, SETTINGS, prompts, KEYS)
 
 
 def test_places_where_nothing_can_be_written(tmp_path):

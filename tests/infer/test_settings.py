@@ -14,10 +14,11 @@ from tests.infer.conftest import fails
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        (["--policy", "causal"], "--policy causal: comes in a later version"),
-        (["--policy", "delayed"], "--policy delayed: comes in a later version"),
-        (["--cost-table", "t.json"], "--cost-table: comes in a later version"),
-        (["--calibration", "c.json"], "--calibration: comes in a later version"),
+        (["--cost-table", "t.json"], "--cost-table: expected with --policy causal or delayed"),
+        (["--calibration", "c.json"], "--calibration: expected with --policy threshold, causal"),
+        (["--samples", "0"], "--samples 0: expected a whole number in 1..65536"),
+        (["--samples", "65537"], "--samples 65537: expected a whole number in 1..65536"),
+        (["--stop", "a", ""], "stop=('a', ''): expected texts that are not empty"),
         (["--policy", "best"], "invalid choice 'best' for argument '--policy'"),
         (["--policy", "threshold"], "expected --confidence-threshold, a number in 0..1"),
         (["--confidence-threshold", "0.5"], "expected with --policy threshold only"),
@@ -57,6 +58,8 @@ def test_arguments_that_belong_together(command):
         (["--prompts", "p.jsonl"], "--prompts and --output: expected both"),
         (["--output", "o.jsonl"], "--prompts and --output: expected both"),
         (["--summary", "s.json"], "--summary: expected with --prompts only"),
+        (["--samples", "2"], "--samples: expected with --prompts only"),
+        (["--logprobs"], "--logprobs: expected with --prompts only"),
         (["--target", "t"], "--target without --draft: expected a drafter, or --draft none"),
     ):
         assert command.bare(*args) == 2
@@ -65,8 +68,9 @@ def test_arguments_that_belong_together(command):
 
 
 def test_meta_holds_what_decides_the_results(command):
-    settings = cli.parse(Settings, command.given, prog="x", description="")
-    files = {"prompts", "output", "summary", "cost_table", "calibration"}
+    args = [*command.given, "--stop", "a", "b"]
+    settings = cli.parse(Settings, args, prog="x", description="")
+    files = {"prompts", "output", "summary", "cost_table"}
     decisive = settings.decisive()
     assert json.loads(json.dumps(decisive)) == decisive
     names = {f.name for f in dataclasses.fields(settings)}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dspark_jax.generation import Completion, Request
+from dspark_jax.request import Completion, Request
 from infer.engine import Run
 from infer.summary import compare, conditional_acceptance, in_words, mean_accepted_length
 
@@ -65,7 +65,7 @@ def test_runs_add_up():
 def test_in_words():
     figures = {"requests": 2, "completion_tokens": 1234, "tokens_per_second": 99.6}
     figures |= {"mean_accepted_length": None}
-    assert in_words(figures) == "2 prompts, 1,234 tokens, 100 tokens/s"
+    assert in_words(figures) == "2 completions, 1,234 tokens, 100 tokens/s"
     figures |= {"mean_accepted_length": 2.345, "speedup": 0.5}
     assert in_words(figures).endswith(", accepted length 2.35, 0.50 times plain decoding")
     assert in_words({"requests": 0}) == "nothing was left to decode"

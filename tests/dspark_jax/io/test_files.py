@@ -1,5 +1,7 @@
 """Folders, JSON files and repositories: a line for what is not there or is no JSON."""
 
+import json
+import shutil
 import sys
 
 import pytest
@@ -50,3 +52,12 @@ def test_hub_that_does_not_answer(tmp_path, monkeypatch):
     with pytest.raises(InputError) as error:
         files.resolve("some/model")
     assert str(error.value) == "some/model: no such folder, and the hub said: unreachable"
+
+
+def test_fingerprint_is_of_configuration_and_shapes(saved, tmp_path):
+    fingerprint = files.fingerprint
+    copy = shutil.copytree(saved / "vanilla", tmp_path / "copy")
+    assert fingerprint(copy) == fingerprint(saved / "vanilla") != fingerprint(saved / "gated")
+    values = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(values | {"mask_token_id": 1}))
+    assert fingerprint(copy) != fingerprint(saved / "vanilla")

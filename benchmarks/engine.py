@@ -1,0 +1,234 @@
+"""What scheduling costs and saves: the scheduler, pruned rounds, compiles, waits of the host.
+
+    python benchmarks/engine.py [--target DIR --draft DIR] [--slots N] [--json FILE]
+
+The scheduler is timed alone, on random confidences. A pruned round is one whose pass has room for
+fewer tokens than were drafted: what it saves is measured in a batch that decodes real prompts, and
+set against what the cost table says it would save. Then many rounds of changing length are run,
+for every policy that prunes, with all compilations and waits counted.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import platform
+import statistics
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import date
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+
+from dspark_jax import batching, costs, decode, generation, scheduler
+from dspark_jax.batching import Batch, Facts, Row
+from dspark_jax.costs import CostTable
+from dspark_jax.generation import EMBEDDED
+from dspark_jax.plans import Plan
+from dspark_jax.request import Request
+from train import corpus
+
+COMPILES = "/jax/core/compile/backend_compile_duration"
+PROMPT = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Measures the engine on this machine."""
+
+    target: Path = EMBEDDED / "target"
+    draft: Path = EMBEDDED / "drafter"
+    slots: int = 16
+    temperature: float = 1.0
+    rounds: int = 1000
+    """Rounds in which compiles and waits are counted."""
+    repeats: int = 9
+    json: Path | None = None
+    """Write the figures here too."""
+
+
+def schedule_seconds(rows: int, size: int, repeats: int) -> dict[str, float]:
+    """Median time of one call of the scheduler, by policy; many calls run in one program."""
+    rng = np.random.default_rng(0)
+    confidence = jnp.array(rng.uniform(0.5, 1, (64, rows, size)), jnp.float32)
+    sps = jnp.array(1 / (1 + 0.01 * np.arange(rows * (1 + size) + 1)), jnp.float32)
+    found = {}
+    for policy in ("threshold", "causal", "delayed"):
+
+        @jax.jit
+        def calls(confidence, policy=policy):
+            one = lambda c: scheduler.schedule(  # noqa: E731
+                c, sps, policy=policy, threshold=0.7, capacity=rows * (1 + size) // 2
+            )
+            return jax.lax.map(one, confidence)
+
+        jax.block_until_ready(calls(confidence))
+        times = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            jax.block_until_ready(calls(confidence))
+            times.append((time.perf_counter() - start) / len(confidence))
+        found[policy] = statistics.median(times)
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """A pair, prompts for it, and what its rounds cost."""
+
+    pair: generation.Pair
+    settings: Settings
+    shape: batching.BatchShape
+    prompts: list[list[int]]
+    table: CostTable
+
+    def batch(self, policy: str, table: CostTable) -> Batch:
+        """A batch of prompts that is long at its work."""
+        models = self.pair.models
+        requests = [
+            Request(
+                prompt,
+                max_new_tokens=self.shape.length - PROMPT - 8,
+                temperature=self.settings.temperature,
+                stream=number,
+            )
+            for number, prompt in enumerate(self.prompts)
+        ]
+        cfg = generation.decode_config(models, requests, policy=policy, ignore_stop=True)
+        rows = [Row(number, request) for number, request in enumerate(requests)]
+        return Batch(models, self.shape, cfg, self.pair.tokenizer.decode, rows, Facts(table))
+
+    def seconds_a_round(self, plan: Plan) -> float:
+        """Of one plan, in a batch that decodes: 20 rounds behind the first few."""
+        pinned = {p: 1.0 if p == plan else 1e9 for p in self.table.seconds}
+        batch = self.batch("delayed", CostTable(self.table.rows, pinned))
+        batch.run(4)
+        start = time.perf_counter()
+        batch.run(20)
+        return (time.perf_counter() - start) / 20
+
+
+def make_bench(settings: Settings) -> Bench:
+    pair = generation.load(settings.target, settings.draft)
+    text = "\n".join(corpus.stdlib_texts(held_out=True))
+    ids = np.array(pair.tokenizer.encode(text))
+    starts = np.random.default_rng(0).integers(0, len(ids) - PROMPT, settings.slots)
+    prompts = [ids[s : s + PROMPT].tolist() for s in starts]
+    shape = batching.BatchShape(settings.slots, 512, PROMPT)
+    request = Request(prompts[0], temperature=settings.temperature)
+    cfg = generation.decode_config(pair.models, [request], policy="delayed", ignore_stop=True)
+    table = costs.measure(
+        pair.models, cfg, rows=shape.rows, length=shape.length, context=128, repeats=9
+    )
+    return Bench(pair, settings, shape, prompts, table)
+
+
+def savings(bench: Bench) -> dict[str, dict[str, float]]:
+    """Seconds saved a round against the whole block: by the table, and in a batch that decodes."""
+    whole = max(bench.table.seconds)
+    pruned = [p for p in bench.table.seconds if p.drafts == whole.drafts and p != whole]
+    times = collections.defaultdict(list)
+    for plan in (whole, *pruned):
+        bench.seconds_a_round(plan)  # compiles
+    for _ in range(bench.settings.repeats):
+        for plan in (whole, *pruned):
+            times[plan].append(bench.seconds_a_round(plan))
+    found = {}
+    for plan in pruned:
+        saved = [a - b for a, b in zip(times[whole], times[plan], strict=True)]
+        expected = bench.table.seconds[whole] - bench.table.seconds[plan]
+        found[f"{plan.capacity} of {whole.capacity} tokens"] = {
+            "table_ms": 1e3 * expected,
+            "realised_ms": 1e3 * statistics.median(saved),
+            "part": statistics.median(saved) / expected,
+        }
+    return found
+
+
+@contextmanager
+def counted_compiles() -> Generator[list[str], None, None]:
+    """Names of what is compiled inside."""
+    seen: list[str] = []
+
+    def listen(event: str, duration: float, **kwargs: object) -> None:
+        if event == COMPILES:
+            seen.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield seen
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def changing_rounds(bench: Bench, policy: str) -> dict[str, float]:
+    """Many rounds: what was compiled behind the warm-up, waits of the host, lengths that came."""
+    cfg = bench.batch(policy, bench.table).cfg
+    facts = Facts(bench.table)
+    batching.warm_up(bench.pair.models, bench.shape, cfg, refill=False, facts=facts)
+    rounds, syncs, lengths = 0, 0, collections.Counter()
+    with counted_compiles() as compiled:
+        while rounds < bench.settings.rounds:
+            batch = bench.batch(policy, bench.table)
+            before = batch.syncs
+            while batch.rows and rounds < bench.settings.rounds:
+                known = {row.number: len(row.verified_lengths) for row in batch.rows.values()}
+                rows = batch.run(decode.ROUNDS_PER_CALL)
+                new = [row.verified_lengths[known[row.number] :] for row in rows]
+                rounds += max(map(len, new))
+                lengths.update(n for row in new for n in row)
+            syncs += batch.syncs - before
+    return {
+        "rounds": rounds,
+        "compiles": len(compiled),
+        "syncs_a_round": syncs / rounds,
+        "lengths": len(lengths),
+        "mean_verified_length": sum(n * c for n, c in lengths.items()) / lengths.total(),
+    }
+
+
+def main(settings: Settings) -> None:
+    device = jax.devices()[0].device_kind
+    print(f"{platform.machine()}, {device}, jax {jax.__version__}, {date.today()}")
+    times = schedule_seconds(256, 15, settings.repeats)
+    print("scheduler, 256 rows of 15 drafts: " + ", ".join(
+        f"{policy} {1e3 * seconds:.3f} ms" for policy, seconds in times.items()
+    ))  # fmt: skip
+    bench = make_bench(settings)
+    print("\n".join(costs.describe(bench.table)))
+    saved = savings(bench)
+    for name, values in saved.items():
+        print(
+            f"pruned to {name}: {values['realised_ms']:.3f} ms saved a round of"
+            f" {values['table_ms']:.3f} by the table, {values['part']:.0%}"
+        )
+    counts = {policy: changing_rounds(bench, policy) for policy in ("causal", "delayed")}
+    for policy, values in counts.items():
+        print(
+            f"{policy}: {values['rounds']} rounds, {values['compiles']} compiles,"
+            f" {values['syncs_a_round']:.3f} waits a round, {values['lengths']} verified lengths,"
+            f" {values['mean_verified_length']:.2f} in the mean"
+        )
+    if settings.json is not None:
+        figures = {
+            "device": device,
+            "jax": jax.__version__,
+            "date": str(date.today()),
+            "scheduler_seconds": times,
+            "costs": [
+                dataclasses.asdict(p) | {"seconds": s} for p, s in bench.table.seconds.items()
+            ],
+            "savings": saved,
+            "rounds": counts,
+        }
+        settings.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Settings, description=__doc__))

@@ -1,0 +1,477 @@
+"""Continuous batching: R rows share one device loop, and a row is refilled as soon as it is done.
+
+The host sees the batch between two calls of the device loop. While prompts are waiting, a call ends
+with the first row that is done; the newcomer's prompt is read beside the batch, a few chunks at a
+time between calls, so that a long prompt does not hold the others up.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dspark_jax import decode, plans, prefill
+from dspark_jax.config import InputError, require
+from dspark_jax.costs import CostTable
+from dspark_jax.decode import ROUNDS_PER_CALL, DecodeConfig, DecodeState, Models, RoundLog
+from dspark_jax.plans import Plan
+from dspark_jax.prefill import First, Reading
+from dspark_jax.request import Request
+from dspark_jax.sampling import Sampling
+
+T = TypeVar("T")
+
+CHUNKS_PER_CALL = 4
+"""Chunks of a newcomer's prompt that are read before the others go on."""
+ROUNDS_BETWEEN = 4
+"""Rounds of the others between two parts of a long prompt."""
+
+Decode = Callable[[list[int]], str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What was measured about a pair, for policies that weigh drafts."""
+
+    costs: CostTable | None = None
+    """For `causal` and `delayed`."""
+    scale: Callable[[Request], Sequence[float]] | None = None
+    """Temperatures [K] of a request's confidences."""
+
+
+NO_FACTS = Facts()
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchShape:
+    """The shape that everything is compiled for."""
+
+    rows: int
+    length: int
+    """Cache positions a row."""
+    chunk: int
+    """Prompt positions that one step of the prefill reads."""
+
+    @property
+    def prompt_length(self) -> int:
+        return self.length // self.chunk * self.chunk
+
+
+def plan(models: Models, requests: Sequence[Request], slots: int) -> BatchShape:
+    """The smallest shape that holds every request: cache lengths in steps of 16 positions."""
+    prompt = max(len(r.token_ids) for r in requests)
+    block = models.drafter_config.block_size if models.drafter_config else 0
+    most = max(decode.cache_length(len(r.token_ids), r.max_new_tokens, block) for r in requests)
+    chunk = min(256, max(16, 1 << (prompt - 1).bit_length()))
+    length = max(-(-most // 16) * 16, -(-prompt // chunk) * chunk)
+    return BatchShape(rows=slots, length=length, chunk=chunk)
+
+
+def bytes_per_row(models: Models, shape: BatchShape) -> int:
+    """Memory of a row's caches, which is nearly all that a row takes."""
+    one = jax.eval_shape(functools.partial(prefill.create_reading, models, 1, shape.length))
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(one))
+
+
+@dataclasses.dataclass
+class Row:
+    """A request that is being decoded: what it has gained so far."""
+
+    number: int
+    """Of the request."""
+    request: Request
+    token_ids: list[int] = dataclasses.field(default_factory=list)
+    accepted_lengths: list[int] = dataclasses.field(default_factory=list)
+    verified_lengths: list[int] = dataclasses.field(default_factory=list)
+    accepted_drafts: list[int] = dataclasses.field(default_factory=list)
+    confidence_logits: list[list[float]] = dataclasses.field(default_factory=list)
+    logprobs: list[float] = dataclasses.field(default_factory=list)
+    finish_reason: Literal["stop", "length"] | None = None
+    """None while it goes on."""
+    stopped_at: str | None = None
+    """The stop string that ended it."""
+
+    def begin(self, token: int, logprob: float | None) -> None:
+        """Takes the first token, which the prefill made."""
+        self.token_ids.append(token)
+        if logprob is not None:
+            self.logprobs.append(logprob)
+
+    def take(self, log: RoundLog, row: int) -> None:
+        """Takes what the rounds of a call did in one row of the batch."""
+        emitted = log.emitted[:, row]
+        rounds = emitted > 0
+        if not rounds.any():
+            return
+        kept = np.arange(log.tokens.shape[2]) < emitted[:, None]
+        self.token_ids += log.tokens[:, row][kept].tolist()
+        self.accepted_lengths += emitted[rounds].tolist()
+        self.verified_lengths += log.verified[rounds, row].tolist()
+        self.accepted_drafts += log.accepted[rounds, row].tolist()
+        if log.confidence_logits is not None:
+            self.confidence_logits += log.confidence_logits[rounds, row].tolist()
+        if log.logprobs is not None:
+            self.logprobs += log.logprobs[:, row][kept].tolist()
+
+    def end(self, active: bool, stop_token_ids: Sequence[int], text_of: Decode) -> None:
+        """Notes whether it is done: a stop string, a stop token or the limit."""
+        if self.request.stop and self._cut(text_of):
+            self.finish_reason = "stop"
+        elif not active:
+            stopped = self.token_ids[-1] in stop_token_ids
+            self.finish_reason = "stop" if stopped else "length"
+
+    def _cut(self, text_of: Decode) -> bool:
+        """Drops the tokens behind the one that completes a stop string."""
+        text = text_of(self.token_ids)
+        found = [s for s in self.request.stop if s in text]
+        if not found:
+            return False
+        # The one that is complete first, as if tokens had come one at a time.
+        self.stopped_at = min(found, key=lambda s: (text.index(s) + len(s), text.index(s)))
+        # Nothing was found when the earlier rounds came, so that only a few tokens are tried.
+        count = len(self.token_ids)
+        while count > 1 and self.stopped_at in text_of(self.token_ids[: count - 1]):
+            count -= 1
+        surplus = len(self.token_ids) - count
+        del self.token_ids[count:], self.logprobs[count:]
+        while surplus:
+            dropped = min(surplus, self.accepted_lengths[-1])
+            self.accepted_lengths[-1] -= dropped
+            surplus -= dropped
+            if not self.accepted_lengths[-1]:
+                for rounds in (self.accepted_lengths, self.verified_lengths, self.accepted_drafts):
+                    rounds.pop()
+                del self.confidence_logits[len(self.accepted_lengths) :]
+        return True
+
+
+def serve(
+    models: Models,
+    requests: Sequence[Request],
+    shape: BatchShape,
+    cfg: DecodeConfig,
+    text_of: Decode,
+    *,
+    facts: Facts = NO_FACTS,
+    rounds: int = ROUNDS_PER_CALL,
+) -> Iterator[list[Row]]:
+    """Decodes all requests, in order of their coming, as rows become free.
+
+    Args:
+      text_of: text of token ids, for stop strings.
+      facts: what the policy needs.
+      rounds: most rounds a step.
+    Yields:
+      After each step the rows that were in the batch; one that is done comes for the last time.
+    """
+    queue = collections.deque(Row(number, request) for number, request in enumerate(requests))
+    if not queue:
+        return
+    batch = Batch(models, shape, cfg, text_of, _distinct(queue, shape.rows), facts)
+    yield batch.settle()
+    while queue or batch.rows:
+        if queue and batch.free:
+            if batch.admit(queue[0]):
+                queue.popleft()
+                yield batch.settle()
+            elif batch.rows:
+                yield batch.run(ROUNDS_BETWEEN)
+        else:
+            yield batch.run(rounds, until_free=bool(queue))
+
+
+class Batch:
+    """R rows on the device and the requests in them, as the host sees them between two calls."""
+
+    def __init__(
+        self,
+        models: Models,
+        shape: BatchShape,
+        cfg: DecodeConfig,
+        text_of: Decode,
+        rows: Sequence[Row],
+        facts: Facts = NO_FACTS,
+    ):
+        """Begins with at most R rows, whose prompts one call reads."""
+        self.models, self.shape, self.cfg, self.text_of = models, shape, cfg, text_of
+        self.rows = dict(enumerate(rows))
+        self.syncs = 0
+        """How often the host has waited for the device."""
+        self._scale = facts.scale
+        self._plans = decode.plans_of(models, cfg, shape.rows)
+        self._plan = self._plans[-1]
+        self._sps, rates = _tables(models, shape, cfg, facts.costs)
+        if rates is not None:
+            size = decode.block_size(models, cfg)
+            self._plan = self._plans[plans.first(shape.rows, size, self._plans, rates)]
+        self._reading: Reading | None = None
+        self._prompt: list[int] = []  # what `_reading` has read, and how many chunks of it
+        self._chunks = 0
+        self._state, first = self._start(rates)
+        first, self._active = self._get((first, self._state.active))
+        for place, row in enumerate(rows):
+            row.begin(*_of_row(first, place))
+
+    @property
+    def free(self) -> list[int]:
+        """Places in which no request is."""
+        return [place for place in range(self.shape.rows) if place not in self.rows]
+
+    def admit(self, row: Row) -> bool:
+        """Reads the next part of a newcomer's prompt; seats it, and returns True, at the end.
+
+        A prompt that was read before it and is the same is not read again.
+        """
+        prompt, chunk = list(row.request.token_ids), self.shape.chunk
+        if self._reading is None:
+            self._reading = _create_reading(self.models, self.shape)
+        if prompt != self._prompt:
+            self._prompt, self._chunks = prompt, 0
+        total = -(-len(prompt) // chunk)
+        lengths = np.array([len(prompt)], np.int32)
+        if self._chunks < total:
+            upto = min(total, self._chunks + CHUNKS_PER_CALL)
+            tokens = np.zeros((1, self.shape.prompt_length), np.int32)
+            tokens[0, : len(prompt)] = prompt
+            self._reading = prefill.read(
+                self.models,
+                self._reading,
+                tokens,
+                lengths,
+                np.int32(self._chunks),
+                np.int32(upto),
+                chunk=chunk,
+            )
+            self._chunks = upto
+            if upto < total:
+                return False
+        place = self.free[0]
+        self._state, first = _seat(
+            self.models,
+            self._state,
+            self._reading,
+            np.int32(place),
+            lengths,
+            *self._columns([row.request]),
+            cfg=self.cfg,
+        )
+        first, self._active = self._get((first, self._state.active))
+        row.begin(*_of_row(first, 0))
+        self.rows[place] = row
+        return True
+
+    def run(self, rounds: int, *, until_free: bool = False) -> list[Row]:
+        """Decodes at most `rounds` rounds, or until a row is done; returns the rows it had.
+
+        Under `delayed` also until another plan is wanted.
+        """
+        least = len(self.rows) if until_free else 1
+        if self._sps is not None:
+            self._run_halves(rounds, least)
+        else:
+            self._run_whole(self._plan, rounds, least)
+        return self.settle()
+
+    def _run_whole(self, plan: Plan, rounds: int, least: int) -> None:
+        """Rounds of one plan, in one call."""
+        self._state, log, done = decode.decode_rounds(
+            self.models,
+            self._state,
+            np.int32(rounds),
+            np.int32(least),
+            cfg=self.cfg,
+            plan=plan,
+        )
+        wanted = None if self._state.outlook is None else self._state.outlook.plan
+        log, done, self._active, wanted = self._get((log, done, self._state.active, wanted))
+        if wanted is not None:
+            self._plan = self._plans[wanted]
+        self._take(jax.tree.map(lambda x: x[:done], log))
+
+    def _run_halves(self, rounds: int, least: int) -> None:
+        """Rounds whose pass is picked when the drafts are known: two calls each."""
+        for _ in range(rounds):
+            self._state, proposal, tokens = decode.draft_rows(
+                self.models, self._state, self._sps, cfg=self.cfg
+            )
+            sizes = [plan.capacity for plan in self._plans]
+            capacity = sizes[np.searchsorted(sizes, self._get(tokens))]
+            self._state, log = decode.verify_rows(
+                self.models, self._state, proposal, cfg=self.cfg, capacity=capacity
+            )
+            log, self._active = self._get((log, self._state.active))
+            self._take(log)
+            if self._active.sum() < least:
+                break
+
+    def run_all_plans(self) -> None:
+        """Runs everything that `run` may run, without rounds where that can be."""
+        if self._sps is not None:
+            for plan in self._plans:
+                self._state, proposal, _ = decode.draft_rows(
+                    self.models, self._state, self._sps, cfg=self.cfg
+                )
+                self._state, _ = decode.verify_rows(
+                    self.models, self._state, proposal, cfg=self.cfg, capacity=plan.capacity
+                )
+            return
+        choices = [self._plan] if self._state.outlook is None else self._plans
+        for plan in choices:
+            self._run_whole(plan, 0, 1)
+
+    def _take(self, log: RoundLog) -> None:
+        for place, row in self.rows.items():
+            row.take(log, place)
+
+    def _get(self, values: T) -> T:
+        self.syncs += 1
+        return jax.device_get(values)
+
+    def _start(self, rates: np.ndarray | None) -> tuple[DecodeState, First]:
+        """Rows behind the prefill, and their first tokens; surplus rows are idle."""
+        idle = Request(token_ids=[0], max_new_tokens=1)
+        places = range(self.shape.rows)
+        rows = [self.rows[p].request if p in self.rows else idle for p in places]
+        tokens = np.zeros((self.shape.rows, self.shape.prompt_length), np.int32)
+        for row, request in zip(tokens, rows, strict=True):
+            row[: len(request.token_ids)] = request.token_ids
+        lengths = np.array([len(r.token_ids) for r in rows], np.int32)
+        columns = self._columns(rows)
+        return _read_prompts(
+            self.models, *columns, tokens, lengths, rates, shape=self.shape, cfg=self.cfg
+        )
+
+    def _columns(self, requests: Sequence[Request]):
+        """Sampling settings, seeds, limits and scales of rows, as arrays."""
+
+        def column(name, dtype):
+            return np.array([getattr(r, name) for r in requests], dtype)
+
+        sampling = Sampling(
+            temperature=column("temperature", np.float32),
+            top_k=column("top_k", np.int32),
+            top_p=column("top_p", np.float32),
+            min_p=column("min_p", np.float32),
+        )
+        seeds = column("seed", np.uint32), column("stream", np.uint32)
+        scale = None
+        if self._scale is not None:
+            scale = np.array([self._scale(r) for r in requests], np.float32)
+        return sampling, seeds, column("max_new_tokens", np.int32), scale
+
+    def settle(self) -> list[Row]:
+        """Frees the places of rows that are done; returns all rows that were there."""
+        rows, kept = list(self.rows.values()), np.ones(self.shape.rows, bool)
+        for place, row in [*self.rows.items()]:
+            row.end(bool(self._active[place]), self.cfg.stop_token_ids, self.text_of)
+            if row.finish_reason is not None:
+                del self.rows[place]
+                kept[place] = False
+        if (self._active & ~kept).any():  # a stop string, of which the device knows nothing
+            self._active = self._active & kept
+            self._state = dataclasses.replace(self._state, active=jnp.array(self._active))
+        return rows
+
+
+def warm_up(
+    models: Models,
+    shape: BatchShape,
+    cfg: DecodeConfig,
+    *,
+    refill: bool,
+    facts: Facts = NO_FACTS,
+) -> float:
+    """Compiles what a batch runs, by running it on idle rows; takes seconds, and returns them.
+
+    Args:
+      refill: whether rows will be refilled.
+    """
+    start = time.monotonic()
+    batch = Batch(models, shape, cfg, lambda ids: "", [], facts)
+    if refill:
+        batch.admit(Row(0, Request([0], max_new_tokens=1)))
+    batch.run_all_plans()
+    return time.monotonic() - start
+
+
+def refills(requests: Sequence[Request], rows: int) -> bool:
+    """Whether requests will come in beside others: more than rows, or samples of one prompt."""
+    queue = collections.deque(Row(number, request) for number, request in enumerate(requests))
+    _distinct(queue, rows)
+    return bool(queue)
+
+
+def _distinct(queue: collections.deque[Row], most: int) -> list[Row]:
+    """Takes rows off the queue, up to samples of one prompt: that is read once for all of them."""
+    taken: list[Row] = []
+    while queue and len(taken) < most:
+        if len(queue) > 1 and queue[0].request.token_ids == queue[1].request.token_ids:
+            break
+        taken.append(queue.popleft())
+    return taken
+
+
+def _of_row(first: First, row: int) -> tuple[int, float | None]:
+    logprob = None if first.logprob is None else float(first.logprob[row])
+    return int(first.token[row]), logprob
+
+
+def _tables(
+    models: Models, shape: BatchShape, cfg: DecodeConfig, costs: CostTable | None
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """What a policy knows of costs: rounds a second by tokens of a pass, or by plan."""
+    if cfg.policy not in ("causal", "delayed"):
+        return None, None
+    if costs is None:
+        raise InputError(f"policy {cfg.policy!r} needs a cost table")
+    require(
+        costs.rows == shape.rows,
+        f"a cost table of {costs.rows} rows: expected one of {shape.rows}, as many as slots",
+    )
+    if cfg.policy == "causal":
+        return costs.sps(decode.block_size(models, cfg)), None
+    return None, costs.rates(decode.plans_of(models, cfg, shape.rows))
+
+
+def _row_keys(seeds: tuple[jax.Array, jax.Array]) -> jax.Array:
+    return jax.vmap(lambda seed, stream: jax.random.fold_in(jax.random.key(seed), stream))(*seeds)
+
+
+@functools.partial(jax.jit, static_argnames=("shape", "cfg"))
+def _read_prompts(models, sampling, seeds, limit, scale, tokens, lengths, rates, *, shape, cfg):
+    """The empty state and the prefill as one program: to start a batch is one call."""
+    outlook = None
+    if rates is not None:
+        size = decode.block_size(models, cfg)
+        choices = decode.plans_of(models, cfg, shape.rows)
+        outlook = plans.create_outlook(shape.rows, size, choices, rates)
+    state = decode.create_state(
+        models,
+        length=shape.length,
+        sampling=sampling,
+        key=_row_keys(seeds),
+        limit=limit,
+        scale=scale,
+        outlook=outlook,
+    )
+    return prefill.prefill(models, state, tokens, lengths, cfg=cfg, chunk=shape.chunk)
+
+
+@functools.partial(jax.jit, static_argnames="shape")
+def _create_reading(models, shape):
+    return prefill.create_reading(models, 1, shape.length)
+
+
+@functools.partial(jax.jit, static_argnames="cfg", donate_argnames="state")
+def _seat(models, state, reading, row, lengths, sampling, seeds, limit, scale, *, cfg):
+    key = _row_keys(seeds)
+    return prefill.seat(models, state, reading, row, lengths, sampling, key, limit, scale, cfg=cfg)

@@ -1,0 +1,200 @@
+"""Prompts into caches: of all rows of a new batch, or of one newcomer beside a running batch.
+
+A prompt is read a chunk of positions at a time, so that one executable serves every length and
+memory is that of a chunk. A newcomer is read in a cache of its own while the others go on; `seat`
+then copies it into its row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from dspark_jax import decode, plans, verify
+from dspark_jax.decode import DecodeConfig, DecodeState, Models
+from dspark_jax.drafters import dspark
+from dspark_jax.flat import pack
+from dspark_jax.kv_cache import KVCache
+from dspark_jax.sampling import Draft, Sampling, round_noise
+from dspark_jax.targets import dense
+
+
+@struct.dataclass
+class Reading:
+    """N prompts of which some chunks have been read."""
+
+    target_cache: tuple[KVCache, ...]
+    draft_cache: tuple[KVCache, ...]
+    last: jax.Array  # [N, D] final hidden state of each last token, once it has been read
+
+
+@struct.dataclass
+class First:
+    """What the prefill emits: the first token of each row."""
+
+    token: jax.Array  # [N]
+    logprob: jax.Array | None  # [N] float32
+
+
+def create_reading(models: Models, rows: int, length: int) -> Reading:
+    """Nothing read yet, with caches of `length` positions."""
+    embed = models.target.embed
+    draft_cache: tuple[KVCache, ...] = ()
+    if models.drafter_config is not None:
+        draft_cache = dspark.create_cache(models.drafter_config, rows, length, embed.dtype)
+    return Reading(
+        target_cache=dense.create_cache(models.target_config, rows, length, embed.dtype),
+        draft_cache=draft_cache,
+        last=jnp.zeros((rows, embed.shape[1]), embed.dtype),
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("cfg", "chunk"), donate_argnames="state")
+def prefill(
+    models: Models,
+    state: DecodeState,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    *,
+    cfg: DecodeConfig,
+    chunk: int,
+) -> tuple[DecodeState, First]:
+    """Reads the prompts of all rows and emits the first token of each.
+
+    Args:
+      tokens: [R, P] prompts, padded on the right with anything; P a multiple of `chunk`, at most
+        the length of the caches.
+      lengths: [R] their lengths, at least 1.
+      chunk: positions that are read at a time.
+    """
+    last = jnp.zeros((tokens.shape[0], models.target.embed.shape[1]), models.target.embed.dtype)
+    reading = Reading(state.target_cache, state.draft_cache, last)
+    reading = _read(models, reading, tokens, lengths, 0, _chunks(lengths, chunk), chunk)
+    return _emit_first(models, state, reading, lengths, cfg)
+
+
+@functools.partial(jax.jit, static_argnames="chunk", donate_argnames="reading")
+def read(
+    models: Models,
+    reading: Reading,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    start: jax.Array,
+    stop: jax.Array,
+    *,
+    chunk: int,
+) -> Reading:
+    """Reads chunks start .. stop - 1 of the prompts; arguments as for `prefill`."""
+    return _read(models, reading, tokens, lengths, start, stop, chunk)
+
+
+@functools.partial(jax.jit, static_argnames="cfg", donate_argnames="state")
+def seat(
+    models: Models,
+    state: DecodeState,
+    reading: Reading,
+    row: jax.Array,
+    lengths: jax.Array,
+    sampling: Sampling,
+    key: jax.Array,
+    limit: jax.Array,
+    scale: jax.Array | None = None,
+    *,
+    cfg: DecodeConfig,
+) -> tuple[DecodeState, First]:
+    """Puts a prompt that has been read in a row, whatever was there, and emits its first token.
+
+    `reading` stays as it is: several rows may go on from the same prompt, each with its own key.
+
+    Args:
+      reading: of one prompt, all read.
+      row: where to.
+      lengths: [1] its length.
+      sampling, key, limit, scale: [1], [1], [1], [1, K] as for `decode.create_state`.
+    """
+    newcomer = DecodeState(
+        anchor=jnp.zeros(1, jnp.int32),
+        position=jnp.zeros(1, jnp.int32),
+        remaining=limit,
+        active=jnp.ones(1, bool),
+        sampling=sampling,
+        key=key,
+        target_cache=reading.target_cache,
+        draft_cache=reading.draft_cache,
+        scale=scale,
+    )
+    newcomer, first = _emit_first(models, newcomer, reading, lengths, cfg)
+
+    def put(rows, one):
+        return jax.lax.dynamic_update_slice_in_dim(rows, one, row, axis=0)
+
+    outlook = state.outlook
+    state = jax.tree.map(put, dataclasses.replace(state, outlook=None), newcomer)
+    if outlook is not None:
+        outlook = plans.forget_row(outlook, row)
+    return dataclasses.replace(state, outlook=outlook), first
+
+
+def _chunks(lengths: jax.Array, chunk: int) -> jax.Array:
+    return (lengths.max() + chunk - 1) // chunk
+
+
+def _read(models: Models, reading: Reading, tokens, lengths, start, stop, chunk: int) -> Reading:
+    rows = tokens.shape[0]
+    constants = decode.make_constants(models, reading.target_cache)
+
+    def one_chunk(i, reading: Reading) -> Reading:
+        begin = jnp.full(rows, i * chunk, jnp.int32)
+        piece = jax.lax.dynamic_slice(tokens, (0, i * chunk), (rows, chunk))
+        flat = pack(piece, jnp.clip(lengths - begin, 0, chunk), begin, rows * chunk)
+        hidden, target_cache = dense.extend(
+            models.target,
+            flat,
+            reading.target_cache,
+            constants.target_angles,
+            cfg=models.target_config,
+            taps=models.taps,
+        )
+        draft_cache = decode.append_context(
+            models, constants, hidden.features, flat, reading.draft_cache
+        )
+        place = lengths - 1 - begin
+        ends = (place >= 0) & (place < chunk)
+        final = flat.to_rows(hidden.final)[jnp.arange(rows), jnp.clip(place, 0, chunk - 1)]
+        return Reading(target_cache, draft_cache, jnp.where(ends[:, None], final, reading.last))
+
+    return jax.lax.fori_loop(start, stop, one_chunk, reading)
+
+
+def _emit_first(
+    models: Models, state: DecodeState, reading: Reading, lengths: jax.Array, cfg: DecodeConfig
+) -> tuple[DecodeState, First]:
+    """The state behind prompts that have been read: their first tokens are the anchors."""
+    rows = len(lengths)
+    flat = pack(state.anchor[:, None], jnp.ones(rows, jnp.int32), lengths - 1, rows)
+    nothing = Draft(jnp.zeros((rows, 0), jnp.int32), None, None)
+    logits = dense.logits(models.target, reading.last)
+    if cfg.greedy:
+        verdict = verify.verify_greedy(logits, flat, nothing)
+    else:
+        noise = round_noise(state.key, lengths - 1, 1)
+        verdict = verify.verify_sampled(
+            logits, flat, nothing, state.sampling, noise, truncate=cfg.truncate
+        )
+    token = verdict.token
+    remaining = state.remaining - 1
+    state = dataclasses.replace(
+        state,
+        anchor=token,
+        position=lengths.astype(jnp.int32),
+        remaining=remaining,
+        active=state.active & (remaining > 0) & ~decode.is_stop(token, cfg),
+        target_cache=reading.target_cache,
+        draft_cache=reading.draft_cache,
+    )
+    logprob = verify.logprobs(logits, token, jnp.arange(rows)) if cfg.logprobs else None
+    return state, First(token, logprob)

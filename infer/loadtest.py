@@ -1,0 +1,331 @@
+"""Throughput and tokens/s per user against concurrency, for every policy.
+
+python -m infer.loadtest --output DIR [--concurrencies 1 2 4 8]
+
+A closed loop: as many slots as requests at once, and a slot that is done gets the next request, of
+another length. All policies decode the same requests, one policy after the other within a repeat,
+so that a slow minute of the machine hits all alike; every repeat has requests of its own. Costs are
+measured once for each concurrency, for causal and delayed. Writes DIR/loadtest.json and two
+pictures, and prints a table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from dspark_jax import batching, generation
+from dspark_jax.batching import NO_FACTS, BatchShape, Facts
+from dspark_jax.config import InputError, require
+from dspark_jax.costs import CostTable
+from dspark_jax.decode import DecodeConfig, Models
+from dspark_jax.generation import EMBEDDED, Pair
+from dspark_jax.io import cli, files
+from dspark_jax.request import Request
+from dspark_jax.scheduler import Policy
+from infer import demo, facts, load, load_report, requests, stages
+from infer.engine import Engine, Run
+from infer.load_report import Ratio, Result
+from infer.requests import Line
+from infer.settings import COSTED
+from infer.summary import mean_accepted_length
+
+PIECES = (1.0, 0.75, 0.5)
+"""Parts of the prompts of the package that are prompts of a load."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Options of `infer.loadtest`."""
+
+    output: Path
+    """Folder for loadtest.json, throughput.png and concurrency.png."""
+    target: str | None = None
+    """Hugging Face folder or repository id of the target; default: the one in the package."""
+    draft: str | None = None
+    """The same of its drafter; default: the one in the package."""
+    prompts: Path | None = None
+    """JSONL file, as for infer.generate; settings of a line are left alone. Default: pieces of the
+    prompts of the package."""
+    concurrencies: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    """Requests that are decoded at once, as many as slots."""
+    policies: tuple[Literal["none", "fixed", "threshold", "causal", "delayed"], ...] = (
+        *("none", "fixed", "threshold"),
+        *("causal", "delayed"),
+    )
+    """Those of infer.generate that are compared."""
+    requests_per_slot: int = 4
+    """Requests of a run, for each slot; the run ends when none is left to begin."""
+    max_new_tokens: int = 64
+    """Most tokens of a request; each has a limit of its own, from half of it."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    confidence_threshold: float = 0.5
+    """Least confidence of a verified draft, in 0..1, for the policy threshold."""
+    calibration: Path | None = None
+    """What infer.calibrate wrote, for threshold, causal and delayed."""
+    block_size: int | None = None
+    """Drafts a round, at most what the drafter was trained for, which is the default."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of parameters, activations and caches."""
+    repeats: int = 3
+    """Runs of each policy, of which the median counts."""
+    ignore_eos: bool = False
+    """Go on behind stop tokens, so that all policies make the same number of tokens."""
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raises `InputError` for what is wrong whatever the models are."""
+        for option, values in (
+            ("--concurrencies", self.concurrencies),
+            ("--policies", self.policies),
+        ):
+            require(
+                0 < len(values) == len(set(values)), f"{option}: expected one or more different"
+            )
+        lowest = min(self.concurrencies)
+        require(lowest >= 1, f"--concurrencies {lowest}: expected whole numbers above 0")
+        require(
+            self.requests_per_slot >= 2,
+            f"--requests-per-slot {self.requests_per_slot}: expected 2 or more, as slots are to be"
+            " refilled",
+        )
+        require(self.repeats >= 1, f"--repeats {self.repeats}: expected a whole number above 0")
+        require(
+            (self.target is None) == (self.draft is None),
+            "--target and --draft: expected both, or neither for the pair of the package",
+        )
+        require(
+            0 <= self.confidence_threshold <= 1,
+            f"--confidence-threshold {self.confidence_threshold}: expected a number in 0..1",
+        )
+        self.request.check(vocab_size=1, max_position=2)
+        place = self.output
+        require(place.parent.is_dir(), f"--output {place}: no such folder as {place.parent}")
+        require(not place.exists() or place.is_dir(), f"--output {place}: expected a folder")
+        require(
+            importlib.util.find_spec("matplotlib") is not None,
+            "the pictures need matplotlib; install dspark_jax[plots]",
+        )
+
+    @property
+    def request(self) -> Request:
+        """A request with these settings, without its prompt."""
+        names = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed")
+        return Request(token_ids=(0,), **{name: getattr(self, name) for name in names})
+
+
+def main(args: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    settings = cli.parse(Settings, args, prog="infer.loadtest", description=__doc__ or "")
+    settings.check()
+    try:
+        with cli.terminated_like_interrupted():
+            run(settings)
+    except KeyboardInterrupt:
+        print("interrupted; nothing was written", file=sys.stderr)
+        return 130
+    return 0
+
+
+def run(settings: Settings) -> None:
+    """Measures and prints, and writes once everything is done."""
+    lines = demo_pieces() if settings.prompts is None else requests.read_lines(settings.prompts)
+    target = files.resolve(settings.target or EMBEDDED / "target")
+    draft = files.resolve(settings.draft or EMBEDDED / "drafter")
+    pair = generation.load(
+        target, draft, dtype=jnp.dtype(settings.dtype), block_size=settings.block_size
+    )
+    asked = build_requests(settings, lines, pair)
+    configs = {policy: config(settings, pair.models, asked, policy) for policy in settings.policies}
+    scale = None
+    if settings.calibration is not None:
+        scale = facts.read_scale(settings.calibration, target, draft, pair.models)
+    shape = batching.plan(pair.models, asked, max(settings.concurrencies))
+    facts.require_memory(pair.models, shape, "--max-new-tokens")
+
+    planned = _planned(pair.models, asked, settings)
+    results: list[Result] = []
+    tables: dict[int, CostTable] = {}
+    total = len(settings.concurrencies) * settings.repeats * len(configs)
+    with tqdm(total=total, unit="run", disable=None) as bar:
+        for rows in settings.concurrencies:
+            bar.set_postfix(concurrency=rows)
+            here = dataclasses.replace(shape, rows=rows)
+            table = tables[rows] = facts.measure_costs(pair.models, here, planned)
+            engines = [
+                make_engine(pair, here, cfg, Facts(table, scale)) for cfg in configs.values()
+            ]
+            runs = measure(settings, engines, asked, lambda: bar.update() and None)
+            results += [summarise(*x, table) for x in zip(engines, runs, strict=True)]
+    ratios = load_report.compare(results)
+    print("\n".join(load_report.describe(results, ratios)))
+    write(settings, results, ratios, tables)
+
+
+def demo_pieces() -> list[Line]:
+    """Prompts of the package, and what is left of them after some of their ends were cut off."""
+    texts = [fields.get("prompt") or fields["turns"][0] for fields in demo.PROMPTS]
+    pieces = [text[: max(1, int(part * len(text)))] for part in PIECES for text in texts]
+    return [Line(n, n, {"prompt": piece}) for n, piece in enumerate(pieces, start=1)]
+
+
+def build_requests(settings: Settings, lines: Sequence[Line], pair: Pair) -> list[Request]:
+    """Requests of all repeats at the highest concurrency; prompts are used in turn.
+
+    Raises:
+      InputError: one of the lines cannot be decoded.
+    """
+    prompts = []
+    for line in lines:
+        fields = {k: v for k, v in line.fields.items() if k in requests.KINDS}
+        prompt = requests.build(
+            dataclasses.replace(line, fields=fields), pair, defaults=settings.request
+        )
+        if prompt.request is None:
+            raise InputError(f"{settings.prompts} {prompt.error}")
+        prompts.append(prompt.request)
+    count = settings.repeats * settings.requests_per_slot * max(settings.concurrencies)
+    rng = np.random.default_rng(settings.seed)
+    parts = rng.uniform(0.5, 1, count)
+    made = []
+    for stream, part in enumerate(parts):
+        request = prompts[stream % len(prompts)]
+        limit = max(1, round(part * request.max_new_tokens))
+        made.append(dataclasses.replace(request, max_new_tokens=limit, stream=stream))
+    return made
+
+
+def config(
+    settings: Settings, models: Models, asked: Sequence[Request], policy: Policy
+) -> DecodeConfig:
+    """Of a policy; `delayed` logs how much it drafts."""
+    return generation.decode_config(
+        models,
+        asked,
+        policy=policy,
+        threshold=settings.confidence_threshold if policy == "threshold" else None,
+        ignore_stop=settings.ignore_eos,
+        trace=policy == "delayed",
+    )
+
+
+def _planned(models: Models, asked: Sequence[Request], settings: Settings) -> DecodeConfig:
+    """Of the rounds whose costs are measured: those of `delayed`, whose executables they are."""
+    fixed = config(settings, models, asked, "fixed")
+    return dataclasses.replace(fixed, policy="delayed", trace=True)
+
+
+def make_engine(pair: Pair, shape: BatchShape, cfg: DecodeConfig, known: Facts) -> Engine:
+    """With what the policy needs to know; plain decoding does not have the drafter at all."""
+    if cfg.policy == "none":
+        return Engine(pair, shape, cfg).plain()
+    weighs = cfg.policy in (*COSTED, "threshold")
+    return Engine(pair, shape, cfg, known if weighs else NO_FACTS)
+
+
+def measure(
+    settings: Settings,
+    engines: Sequence[Engine],
+    asked: Sequence[Request],
+    ran: Callable[[], None],
+) -> list[list[Run]]:
+    """Runs of each engine, a repeat each; `ran` is called after every one."""
+    for engine in engines:
+        engine.warm_up(refill=True)
+    count = settings.requests_per_slot * engines[0].shape.rows
+    runs: list[list[Run]] = [[] for _ in engines]
+    for repeat in range(settings.repeats):
+        own = asked[repeat * count : (repeat + 1) * count]
+        for engine, made in zip(engines, runs, strict=True):
+            made.append(load.closed_loop(engine, own))
+            ran()
+    return runs
+
+
+def summarise(engine: Engine, runs: Sequence[Run], table: CostTable) -> Result:
+    """The figures of a policy; times its drafting and its scheduling."""
+    completions = [c for run in runs for c in run.completions]
+    rounds = load.rounds_by_drafts(engine, completions)
+    models, cfg, shape = engine.pair.models, engine.cfg, engine.shape
+    speeds = tuple(run.tokens / run.seconds for run in runs)
+    verified = [1 + n for c in completions for n in c.verified_lengths]
+    return Result(
+        concurrency=shape.rows,
+        policy=cfg.policy,
+        tokens_per_second=statistics.median(speeds),
+        tokens_per_second_by_repeat=speeds,
+        tokens_per_second_per_user=statistics.median(speeds) / shape.rows,
+        tokens=sum(run.tokens for run in runs),
+        verified_tokens_per_request=statistics.fmean(verified) if verified else None,
+        drafts_per_round=load.mean_drafts(rounds),
+        mean_accepted_length=mean_accepted_length(completions),
+        time_shares=stages.shares(
+            rounds,
+            table,
+            {k: stages.draft_seconds(models, cfg, shape, k) for k in rounds},
+            {k: stages.schedule_seconds(models, cfg, shape.rows, table, k) for k in rounds},
+        ),
+    )
+
+
+def write(
+    settings: Settings,
+    results: Sequence[Result],
+    ratios: Sequence[Ratio],
+    tables: dict[int, CostTable],
+) -> None:
+    """The folder of results: each file whole or not at all."""
+    values: dict[str, Any] = {
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+        "date": date.today().isoformat(),
+        "settings": dataclasses.asdict(settings),
+        "results": [dataclasses.asdict(r) for r in results],
+        "delayed_to_best_other": [dataclasses.asdict(r) for r in ratios],
+        "costs": [
+            {"concurrency": rows, "drafts": p.drafts, "capacity": p.capacity, "seconds": seconds}
+            for rows, table in tables.items()
+            for p, seconds in sorted(table.seconds.items())
+        ],
+    }
+    pictures = {
+        "throughput.png": load_report.picture(load_report.plot_throughput, results),
+        "concurrency.png": load_report.picture(load_report.plot_concurrency, results),
+    }
+    settings.output.mkdir(exist_ok=True)
+    for name, data in pictures.items():
+        write_bytes(settings.output / name, data)
+    path = settings.output / "loadtest.json"
+    files.write_whole(path, json.dumps(values, indent=2, default=str) + "\n")
+    print(f"{settings.output}: loadtest.json, {', '.join(pictures)}")
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Whole or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(lambda: main(sys.argv[1:])))
