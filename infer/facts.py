@@ -27,18 +27,16 @@ MEMORY_FILE = Path("/proc/meminfo")
 
 
 def gather(settings: Settings, pair: Pair, shape: BatchShape, cfg: DecodeConfig) -> Facts:
-    """Checks that the rows fit into memory; reads or measures what the policy needs."""
-    require_memory(pair.models, shape)
-    table = None
-    if cfg.policy in COSTED:
-        if settings.cost_table is not None:
-            table = read_costs(settings, settings.cost_table, shape, cfg, pair.models)
-        else:
-            print("measuring the cost of a round; infer.profile does that once", file=sys.stderr)
-            table = measure_costs(pair.models, shape, cfg, progress)
-    scale = None
+    """Reads or measures what the policy needs; the rows must fit into memory."""
+    table = scale = None
+    if settings.cost_table is not None:
+        table = read_costs(settings, settings.cost_table, shape, cfg, pair.models)
     if settings.calibration is not None:
         scale = read_scale(settings.calibration, *settings.folders, pair.models)
+    require_memory(pair.models, shape)
+    if table is None and cfg.policy in COSTED:
+        print("measuring the cost of a round; infer.profile does that once", file=sys.stderr)
+        table = measure_costs(pair.models, shape, cfg, progress)
     return Facts(table, scale)
 
 

@@ -23,6 +23,19 @@ from dspark_jax.targets import dense
 GOLDEN = Path(__file__).parents[2] / "shared" / "golden"
 
 
+MOST_MAPPINGS = 20_000
+"""XLA maps memory for every executable, and Linux allows a process 65,530 mappings."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_executables():
+    """Forgets what was compiled, between files, when that is much."""
+    yield
+    mappings = Path("/proc/self/maps")
+    if mappings.exists() and mappings.read_bytes().count(b"\n") > MOST_MAPPINGS:
+        jax.clear_caches()
+
+
 @pytest.fixture(scope="session")
 def golden() -> Path:
     """Folder of models and vectors made by the reference implementation.
