@@ -18,10 +18,14 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-PATIENCE = 16
+PATIENCE = 64
 """Rounds until a plan that would win if the drafts were good is tried, at first."""
 MOST_PATIENCE = 1024
 """It doubles whenever that was in vain, up to this."""
+PRIOR = 0.7
+"""Confidence in drafts of which nothing is known."""
+PERIOD = 8
+"""Rounds between two looks at all plans: a look costs about as much as a layer of a small model."""
 MARGIN = 1.03
 """How much better another plan must be to be worth the change."""
 MEMORY = 16
@@ -70,7 +74,7 @@ class Outlook:
 
     confidence: jax.Array  # [R, K] mean over a row's recent rounds, where `seen`
     seen: jax.Array  # [R, K] in how many of its rounds the position was drafted
-    typical: jax.Array  # [K] mean over rows and recent rounds; 1 before there is any
+    typical: jax.Array  # [K] mean over rows and recent rounds; `PRIOR` before there is any
     observed: jax.Array  # [K] in how many rounds the position was drafted
     plan: jax.Array  # [] index of the plan of the next round
     best: jax.Array  # [] index of the best plan as far as is known, which a trial interrupts
@@ -80,13 +84,13 @@ class Outlook:
 
 
 def create_outlook(rows: int, most: int, plans: Sequence[Plan], rates: jax.Array) -> Outlook:
-    """Nothing known: it begins with the plan that is best if every draft is accepted."""
+    """Nothing known: it begins with the plan that is best for drafts of confidence `PRIOR`."""
     index = first(rows, most, plans, rates)
     return Outlook(
         rates=rates,
         confidence=jnp.ones((rows, most)),
         seen=jnp.zeros((rows, most), jnp.int32),
-        typical=jnp.ones(most),
+        typical=jnp.full(most, PRIOR),
         observed=jnp.zeros(most, jnp.int32),
         plan=index,
         best=jnp.array(index),  # a buffer of its own: states are donated
@@ -96,8 +100,9 @@ def create_outlook(rows: int, most: int, plans: Sequence[Plan], rates: jax.Array
 
 
 def first(rows: int, most: int, plans: Sequence[Plan], rates: jax.Array) -> jax.Array:
-    """Index of the plan that is best if every draft is accepted."""
-    return best_plan(jnp.ones((rows, most)), rates, plans, jnp.ones(rows, bool))[0]
+    """Index of the plan that is best for drafts of confidence `PRIOR`."""
+    chances = jnp.cumprod(jnp.full((rows, most), PRIOR), axis=1)
+    return best_plan(chances, rates, plans, jnp.ones(rows, bool))[0]
 
 
 def forget_row(outlook: Outlook, row: jax.Array) -> Outlook:
@@ -146,7 +151,19 @@ def look_ahead(outlook: Outlook, plans: Sequence[Plan], active: jax.Array) -> Ou
     A position that was not drafted lately is taken as in the past, and once in a while on trial as
     if its drafts were sure to be accepted: when that would change the plan, one round of that plan
     shows how it is. Trials in vain become rarer.
+
+    Only every few rounds, and behind a trial, are the plans compared.
     """
+    due = (outlook.waited % PERIOD == 0) | (outlook.plan != outlook.best)
+    compare = functools.partial(_compare, plans=plans, active=active)
+    return jax.lax.cond(due, compare, _wait, outlook)
+
+
+def _wait(outlook: Outlook) -> Outlook:
+    return dataclasses.replace(outlook, waited=outlook.waited + 1)
+
+
+def _compare(outlook: Outlook, plans: Sequence[Plan], active: jax.Array) -> Outlook:
     confidence = jnp.where(outlook.seen > 0, outlook.confidence, outlook.typical)
     drafts = jnp.array([plan.drafts for plan in plans], jnp.int32)
     idle = jnp.arange(confidence.shape[1]) >= drafts[outlook.best]

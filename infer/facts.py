@@ -14,7 +14,7 @@ from dspark_jax import batching, costs
 from dspark_jax.batching import BatchShape, Facts
 from dspark_jax.config import InputError, require
 from dspark_jax.costs import CostTable
-from dspark_jax.decode import DecodeConfig, Models, block_size, plans_of
+from dspark_jax.decode import DecodeConfig, Models, block_size, plans_of, plans_of
 from dspark_jax.generation import Pair
 from dspark_jax.io import calibration_file, cost_file, files
 from dspark_jax.io.calibration_file import Calibration
@@ -37,6 +37,9 @@ def gather(settings: Settings, pair: Pair, shape: BatchShape, cfg: DecodeConfig)
     if table is None and cfg.policy in COSTED:
         print("measuring the cost of a round; infer.profile does that once", file=sys.stderr)
         table = measure_costs(pair.models, shape, cfg, progress)
+    if cfg.policy in COSTED:
+        kinds = len(plans_of(pair.models, cfg, shape.rows))
+        print(f"compiling {kinds} kinds of rounds", file=sys.stderr)
     return Facts(table, scale)
 
 

@@ -126,10 +126,8 @@ def test_the_loop_ends_when_a_slot_stays_empty(folders):
         assert found.token_ids == [IDS[token] for token in tokens]
 
 
-@pytest.mark.parametrize(
-    ("policies", "block"),
-    [(("none", "delayed"), 1), pytest.param(POLICIES, BLOCK, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("policies", "block"), [(("none", "delayed"), 1), (POLICIES, BLOCK)])
 def test_results_add_up(run, policies, block):
     pytest.importorskip("matplotlib")
     code, out, err, place = run("--policies", *policies, "--block-size", str(block))
