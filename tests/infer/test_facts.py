@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from dspark_jax import batching, costs, generation
+from dspark_jax import batching, costs, decode, generation
 from dspark_jax.config import InputError
 from dspark_jax.costs import CostTable
 from dspark_jax.decode import plans_of
@@ -67,7 +67,11 @@ def test_read(known, capsys):
     found = facts.gather(settings, pair, shape, cfg)
     assert found.costs == costs.table
     each = facts.megabytes(batching.bytes_per_row(pair.models, shape))
-    assert capsys.readouterr().err == f"2 slots of {shape.length} positions, {each} each\n"
+    kinds = len(decode.plans_of(pair.models, cfg, shape.rows))
+    assert capsys.readouterr().err.splitlines() == [
+        f"2 slots of {shape.length} positions, {each} each",
+        f"compiling {kinds} kinds of rounds",
+    ]
 
 
 def test_nothing_is_measured_for_a_policy_that_does_not_weigh(known, monkeypatch):
