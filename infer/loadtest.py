@@ -31,7 +31,7 @@ from dspark_jax import batching, generation
 from dspark_jax.batching import NO_FACTS, BatchShape, Facts
 from dspark_jax.config import InputError, require
 from dspark_jax.costs import CostTable
-from dspark_jax.decode import DecodeConfig, Models
+from dspark_jax.decode import DecodeConfig, Models, plans_of
 from dspark_jax.generation import EMBEDDED, Pair
 from dspark_jax.io import cli, files
 from dspark_jax.request import Request
@@ -139,13 +139,15 @@ def main(args: Sequence[str]) -> int:
         with cli.terminated_like_interrupted():
             run(settings)
     except KeyboardInterrupt:
-        print("interrupted; nothing was written", file=sys.stderr)
+        kept = f"whole concurrencies are in {settings.output}"
+        left = kept if settings.output.exists() else "nothing was written"
+        print(f"interrupted; {left}", file=sys.stderr)
         return 130
     return 0
 
 
 def run(settings: Settings) -> None:
-    """Measures and prints, and writes once everything is done."""
+    """Measures, and writes what there is after each concurrency."""
     lines = demo_pieces() if settings.prompts is None else requests.read_lines(settings.prompts)
     target = files.resolve(settings.target or EMBEDDED / "target")
     draft = files.resolve(settings.draft or EMBEDDED / "drafter")
@@ -162,21 +164,25 @@ def run(settings: Settings) -> None:
 
     planned = _planned(pair.models, asked, settings)
     results: list[Result] = []
+    ratios: list[Ratio] = []
     tables: dict[int, CostTable] = {}
     total = len(settings.concurrencies) * settings.repeats * len(configs)
     with tqdm(total=total, unit="run", disable=None) as bar:
         for rows in settings.concurrencies:
             bar.set_postfix(concurrency=rows)
             here = dataclasses.replace(shape, rows=rows)
+            kinds = len(plans_of(pair.models, planned, rows))
+            print(f"{rows} rows: timing {kinds} kinds of rounds, then policies", file=sys.stderr)
             table = tables[rows] = facts.measure_costs(pair.models, here, planned)
             engines = [
                 make_engine(pair, here, cfg, Facts(table, scale)) for cfg in configs.values()
             ]
             runs = measure(settings, engines, asked, lambda: bar.update() and None)
             results += [summarise(*x, table) for x in zip(engines, runs, strict=True)]
-    ratios = load_report.compare(results)
+            ratios = load_report.compare(results)
+            write(settings, results, ratios, tables)
     print("\n".join(load_report.describe(results, ratios)))
-    write(settings, results, ratios, tables)
+    print(f"{settings.output}: {', '.join(sorted(p.name for p in settings.output.iterdir()))}")
 
 
 def demo_pieces() -> list[Line]:
@@ -314,7 +320,6 @@ def write(
         write_bytes(settings.output / name, data)
     path = settings.output / "loadtest.json"
     files.write_whole(path, json.dumps(values, indent=2, default=str) + "\n")
-    print(f"{settings.output}: loadtest.json, {', '.join(pictures)}")
 
 
 def write_bytes(path: Path, data: bytes) -> None:
