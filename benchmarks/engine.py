@@ -27,11 +27,12 @@ import numpy as np
 import tyro
 
 from dspark_jax import batching, costs, decode, generation, scheduler
-from dspark_jax.batching import Batch, Facts, Row
+from dspark_jax.batching import Batch, Facts
 from dspark_jax.costs import CostTable
 from dspark_jax.generation import EMBEDDED
 from dspark_jax.plans import Plan
 from dspark_jax.request import Request
+from dspark_jax.row import Row
 from train import corpus
 
 COMPILES = "/jax/core/compile/backend_compile_duration"

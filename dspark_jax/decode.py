@@ -28,7 +28,7 @@ from dspark_jax.layers import RopeAngles, rope_angles
 from dspark_jax.plans import Outlook, Plan, ladder, whole
 from dspark_jax.sampling import Draft, Sampling, round_noise
 from dspark_jax.targets import dense
-from dspark_jax.targets.dense import Target
+from dspark_jax.targets.dense import Hidden, Target
 
 ROUNDS_PER_CALL = 64
 """Room of a log, which is compiled in."""
@@ -315,7 +315,7 @@ def propose(
     rows, size = state.anchor.shape[0], plan.drafts
     choices = plans_of(models, cfg, rows)
     with jax.named_scope("draft"):
-        noise = _noise(state, size, cfg)
+        noise = _noise(state.key, state.position, size, cfg)
         draft, draft_cache = _draft(models, constants, state, noise, cfg, size)
     with jax.named_scope("schedule"):
         confidence = jnp.ones((rows, size))
@@ -354,22 +354,9 @@ def settle(
     with jax.named_scope("verify"):
         tokens = jnp.concatenate([state.anchor[:, None], draft.tokens], axis=1)
         flat = pack(tokens, _counts(state, proposal), state.position, capacity)
-        hidden, target_cache = dense.extend(
-            models.target,
-            flat,
-            state.target_cache,
-            constants.target_angles,
-            cfg=models.target_config,
-            taps=models.taps,
-        )
+        hidden, target_cache = target_pass(models, constants, flat, state.target_cache)
         logits = dense.logits(models.target, hidden.final)
-        noise = _noise(state, size, cfg)
-        if noise is None:
-            verdict = verify.verify_greedy(logits, flat, draft)
-        else:
-            verdict = verify.verify_sampled(
-                logits, flat, draft, state.sampling, noise, truncate=cfg.truncate
-            )
+        verdict = judge(logits, flat, draft, state, cfg)
     with jax.named_scope("commit"):
         draft_cache = state.draft_cache
         if cfg.policy != "none":
@@ -386,8 +373,32 @@ def settle(
     return state, RoundLog(committed, emitted, verdict.accepted, lengths, z, logprobs)
 
 
-def _noise(state: DecodeState, size: int, cfg: DecodeConfig) -> jax.Array | None:
-    return None if cfg.greedy else round_noise(state.key, state.position, max(size, 1))
+def target_pass(
+    models: Models, constants: Constants, flat: FlatTokens, cache: tuple[KVCache, ...]
+) -> tuple[Hidden, tuple[KVCache, ...]]:
+    """Adds flat tokens to the target's caches; hidden states with the taps of the drafter."""
+    return dense.extend(
+        models.target,
+        flat,
+        cache,
+        constants.target_angles,
+        cfg=models.target_config,
+        taps=models.taps,
+    )
+
+
+def judge(
+    logits: jax.Array, flat: FlatTokens, draft: Draft, state: DecodeState, cfg: DecodeConfig
+) -> verify.Verdict:
+    """What the target's logits [C, V] say of the drafts behind anchors at `flat.start`."""
+    noise = _noise(state.key, flat.start, draft.tokens.shape[1], cfg)
+    if noise is None:
+        return verify.verify_greedy(logits, flat, draft)
+    return verify.verify_sampled(logits, flat, draft, state.sampling, noise, truncate=cfg.truncate)
+
+
+def _noise(key: jax.Array, position: jax.Array, size: int, cfg: DecodeConfig) -> jax.Array | None:
+    return None if cfg.greedy else round_noise(key, position, max(size, 1))
 
 
 def _counts(state: DecodeState, proposal: Proposal) -> jax.Array:

@@ -19,7 +19,7 @@ from dspark_jax.decode import DecodeConfig, DecodeState, Models
 from dspark_jax.drafters import dspark
 from dspark_jax.flat import pack
 from dspark_jax.kv_cache import KVCache
-from dspark_jax.sampling import Draft, Sampling, round_noise
+from dspark_jax.sampling import Draft, Sampling
 from dspark_jax.targets import dense
 
 
@@ -151,14 +151,7 @@ def _read(models: Models, reading: Reading, tokens, lengths, start, stop, chunk:
         begin = jnp.full(rows, i * chunk, jnp.int32)
         piece = jax.lax.dynamic_slice(tokens, (0, i * chunk), (rows, chunk))
         flat = pack(piece, jnp.clip(lengths - begin, 0, chunk), begin, rows * chunk)
-        hidden, target_cache = dense.extend(
-            models.target,
-            flat,
-            reading.target_cache,
-            constants.target_angles,
-            cfg=models.target_config,
-            taps=models.taps,
-        )
+        hidden, target_cache = decode.target_pass(models, constants, flat, reading.target_cache)
         draft_cache = decode.append_context(
             models, constants, hidden.features, flat, reading.draft_cache
         )
@@ -178,14 +171,7 @@ def _emit_first(
     flat = pack(state.anchor[:, None], jnp.ones(rows, jnp.int32), lengths - 1, rows)
     nothing = Draft(jnp.zeros((rows, 0), jnp.int32), None, None)
     logits = dense.logits(models.target, reading.last)
-    if cfg.greedy:
-        verdict = verify.verify_greedy(logits, flat, nothing)
-    else:
-        noise = round_noise(state.key, lengths - 1, 1)
-        verdict = verify.verify_sampled(
-            logits, flat, nothing, state.sampling, noise, truncate=cfg.truncate
-        )
-    token = verdict.token
+    token = decode.judge(logits, flat, nothing, state, cfg).token
     remaining = state.remaining - 1
     state = dataclasses.replace(
         state,

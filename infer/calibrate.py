@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
@@ -25,12 +24,13 @@ from dspark_jax import batching, calibration, generation
 from dspark_jax.calibration import PrefixMetrics
 from dspark_jax.config import InputError, require
 from dspark_jax.decode import block_size
-from dspark_jax.generation import EMBEDDED, Pair
+from dspark_jax.generation import Pair
 from dspark_jax.io import cli, files
 from dspark_jax.io.calibration_file import Calibration, Entry
 from dspark_jax.request import Completion, Request
 from infer import requests, results
 from infer.engine import Engine
+from infer.models import load_both, require_both
 
 FEW = 1000
 """Rounds below which a fit is mostly noise: 50 a bin of the calibration error."""
@@ -70,10 +70,7 @@ class Settings:
         """Raises `InputError` for what is wrong whatever the models are."""
         require(len(self.temperatures) > 0, "--temperatures: expected at least one")
         require(self.slots >= 1, f"--slots {self.slots}: expected a whole number above 0")
-        require(
-            (self.target is None) == (self.draft is None),
-            "--target and --draft: expected both, or neither for the pair of the package",
-        )
+        require_both(self.target, self.draft)
         for temperature in self.temperatures:
             self.request(temperature).check(vocab_size=1, max_position=2)
         require(
@@ -132,10 +129,8 @@ def main(args: Sequence[str]) -> int:
 def run(settings: Settings) -> None:
     """Decodes, fits, prints, and writes once everything is done."""
     lines = requests.read_lines(settings.prompts)
-    target = files.resolve(settings.target or EMBEDDED / "target")
-    draft = files.resolve(settings.draft or EMBEDDED / "drafter")
-    pair = generation.load(
-        target, draft, dtype=jnp.dtype(settings.dtype), block_size=settings.block_size
+    target, draft, pair = load_both(
+        settings.target, settings.draft, settings.dtype, settings.block_size
     )
     cfg = pair.models.drafter_config
     if cfg is None or not cfg.confidence_head:

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
@@ -32,13 +31,14 @@ from dspark_jax.batching import NO_FACTS, BatchShape, Facts
 from dspark_jax.config import InputError, require
 from dspark_jax.costs import CostTable
 from dspark_jax.decode import DecodeConfig, Models, plans_of
-from dspark_jax.generation import EMBEDDED, Pair
+from dspark_jax.generation import Pair
 from dspark_jax.io import cli, files
 from dspark_jax.request import Request
 from dspark_jax.scheduler import Policy
 from infer import demo, facts, load, load_report, requests, stages
 from infer.engine import Engine, Run
 from infer.load_report import Ratio, Result
+from infer.models import load_both, require_both
 from infer.requests import Line
 from infer.settings import COSTED
 from infer.summary import mean_accepted_length
@@ -107,10 +107,7 @@ class Settings:
             " refilled",
         )
         require(self.repeats >= 1, f"--repeats {self.repeats}: expected a whole number above 0")
-        require(
-            (self.target is None) == (self.draft is None),
-            "--target and --draft: expected both, or neither for the pair of the package",
-        )
+        require_both(self.target, self.draft)
         require(
             0 <= self.confidence_threshold <= 1,
             f"--confidence-threshold {self.confidence_threshold}: expected a number in 0..1",
@@ -149,10 +146,8 @@ def main(args: Sequence[str]) -> int:
 def run(settings: Settings) -> None:
     """Measures, and writes what there is after each concurrency."""
     lines = demo_pieces() if settings.prompts is None else requests.read_lines(settings.prompts)
-    target = files.resolve(settings.target or EMBEDDED / "target")
-    draft = files.resolve(settings.draft or EMBEDDED / "drafter")
-    pair = generation.load(
-        target, draft, dtype=jnp.dtype(settings.dtype), block_size=settings.block_size
+    target, draft, pair = load_both(
+        settings.target, settings.draft, settings.dtype, settings.block_size
     )
     asked = build_requests(settings, lines, pair)
     configs = {policy: config(settings, pair.models, asked, policy) for policy in settings.policies}

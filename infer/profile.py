@@ -17,17 +17,16 @@ from pathlib import Path
 from typing import Literal
 
 import jax
-import jax.numpy as jnp
 
 from dspark_jax import costs, generation
 from dspark_jax.batching import BatchShape
 from dspark_jax.config import InputError, require
 from dspark_jax.decode import block_size, cache_length
-from dspark_jax.generation import EMBEDDED
 from dspark_jax.io import cli, files
 from dspark_jax.io.cost_file import CostFile
 from dspark_jax.request import Request
 from infer import facts, results
+from infer.models import load_both, require_both
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,10 +54,7 @@ class Settings:
 
     def check(self) -> None:
         """Raises `InputError` for what is wrong whatever the models are."""
-        require(
-            (self.target is None) == (self.draft is None),
-            "--target and --draft: expected both, or neither for the pair of the package",
-        )
+        require_both(self.target, self.draft)
         for name in ("slots", "context", "repeats"):
             value = getattr(self, name)
             require(value >= 1, f"--{name} {value}: expected a whole number above 0")
@@ -80,10 +76,8 @@ def main(args: Sequence[str]) -> int:
 
 def run(settings: Settings) -> None:
     """Measures, prints and writes."""
-    target = files.resolve(settings.target or EMBEDDED / "target")
-    draft = files.resolve(settings.draft or EMBEDDED / "drafter")
-    pair = generation.load(
-        target, draft, dtype=jnp.dtype(settings.dtype), block_size=settings.block_size
+    target, draft, pair = load_both(
+        settings.target, settings.draft, settings.dtype, settings.block_size
     )
     request = Request((0,), temperature=settings.temperature)
     cfg = generation.decode_config(pair.models, [request], policy="delayed")

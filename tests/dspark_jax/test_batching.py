@@ -11,11 +11,12 @@ import pytest
 from scipy import stats
 
 from dspark_jax import batching, decode, generation, plans, prefill
-from dspark_jax.batching import NO_FACTS, Batch, BatchShape, Facts, Row
+from dspark_jax.batching import NO_FACTS, Batch, BatchShape, Facts
 from dspark_jax.config import InputError
 from dspark_jax.costs import CostTable
 from dspark_jax.plans import Plan
 from dspark_jax.request import Request
+from dspark_jax.row import Row
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
