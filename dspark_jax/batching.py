@@ -21,12 +21,21 @@ import numpy as np
 from dspark_jax import decode, plans, prefill
 from dspark_jax.config import InputError, require
 from dspark_jax.costs import CostTable
-from dspark_jax.decode import ROUNDS_PER_CALL, DecodeConfig, DecodeState, Models, RoundLog
+from dspark_jax.decode import ROUNDS_PER_CALL, RoundLog
 from dspark_jax.plans import Plan
 from dspark_jax.prefill import First, Reading
 from dspark_jax.request import Request
 from dspark_jax.row import Decode, Row
 from dspark_jax.sampling import Sampling
+from dspark_jax.state import (
+    DecodeConfig,
+    DecodeState,
+    Models,
+    block_size,
+    cache_length,
+    create_state,
+    plans_of,
+)
 
 T = TypeVar("T")
 
@@ -68,7 +77,7 @@ def plan(models: Models, requests: Sequence[Request], slots: int) -> BatchShape:
     """The smallest shape that holds every request: cache lengths in steps of 16 positions."""
     prompt = max(len(r.token_ids) for r in requests)
     block = models.drafter_config.block_size if models.drafter_config else 0
-    most = max(decode.cache_length(len(r.token_ids), r.max_new_tokens, block) for r in requests)
+    most = max(cache_length(len(r.token_ids), r.max_new_tokens, block) for r in requests)
     chunk = min(256, max(16, 1 << (prompt - 1).bit_length()))
     length = max(-(-most // 16) * 16, -(-prompt // chunk) * chunk)
     return BatchShape(rows=slots, length=length, chunk=chunk)
@@ -133,11 +142,11 @@ class Batch:
         self.syncs = 0
         """How often the host has waited for the device."""
         self._scale = facts.scale
-        self._plans = decode.plans_of(models, cfg, shape.rows)
+        self._plans = plans_of(models, cfg, shape.rows)
         self._plan = self._plans[-1]
         self._sps, rates = _tables(models, shape, cfg, facts.costs)
         if rates is not None:
-            size = decode.block_size(models, cfg)
+            size = block_size(models, cfg)
             self._plan = self._plans[plans.first(shape.rows, size, self._plans, rates)]
         self._reading: Reading | None = None
         self._prompt: list[int] = []  # what `_reading` has read, and how many chunks of it
@@ -364,8 +373,8 @@ def _tables(
         f"a cost table of {costs.rows} rows: expected one of {shape.rows}, as many as slots",
     )
     if cfg.policy == "causal":
-        return costs.sps(decode.block_size(models, cfg)), None
-    return None, costs.rates(decode.plans_of(models, cfg, shape.rows))
+        return costs.sps(block_size(models, cfg)), None
+    return None, costs.rates(plans_of(models, cfg, shape.rows))
 
 
 def _row_keys(seeds: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -377,10 +386,10 @@ def _read_prompts(models, sampling, seeds, limit, scale, tokens, lengths, rates,
     """The empty state and the prefill as one program: to start a batch is one call."""
     outlook = None
     if rates is not None:
-        size = decode.block_size(models, cfg)
-        choices = decode.plans_of(models, cfg, shape.rows)
+        size = block_size(models, cfg)
+        choices = plans_of(models, cfg, shape.rows)
         outlook = plans.create_outlook(shape.rows, size, choices, rates)
-    state = decode.create_state(
+    state = create_state(
         models,
         length=shape.length,
         sampling=sampling,

@@ -17,9 +17,9 @@ import numpy as np
 
 from dspark_jax import decode, plans
 from dspark_jax.config import require
-from dspark_jax.decode import DecodeConfig, DecodeState, Models
 from dspark_jax.plans import Plan
 from dspark_jax.sampling import Sampling
+from dspark_jax.state import DecodeConfig, DecodeState, Models, block_size, create_state, plans_of
 
 SECONDS_PER_CALL = 0.05
 """A timed call runs as many rounds as fill about this."""
@@ -92,7 +92,7 @@ def measure(
       repeats: timed calls for each plan, after one that compiles.
       progress: goes through the plans that are compiled, and may show how far it is.
     """
-    choices = decode.plans_of(models, cfg, rows)
+    choices = plans_of(models, cfg, rows)
     bench = _Bench(models, dataclasses.replace(cfg, policy="delayed"), rows, length, context)
     rounds = {plan: bench.calibrate(plan) for plan in progress(choices)}
     times: dict[Plan, list[float]] = {plan: [] for plan in choices}
@@ -104,7 +104,7 @@ def measure(
 
 def create_rows(models: Models, cfg: DecodeConfig, rows: int, length: int) -> DecodeState:
     """Rows to time something on, of the types that decoding has, so that it shares executables."""
-    return decode.create_state(
+    return create_state(
         models,
         length=length,
         sampling=Sampling(
@@ -124,7 +124,7 @@ class _Bench:
     def __init__(self, models: Models, cfg: DecodeConfig, rows: int, length: int, context: int):
         self._models, self._cfg, self._context = models, cfg, context
         self._anchors = np.random.default_rng(0)
-        block = decode.block_size(models, cfg)
+        block = block_size(models, cfg)
         room = (length - context) // (1 + block)
         require(
             room >= 1, f"{context} tokens of context and a block in {length} positions: no room"
@@ -140,8 +140,8 @@ class _Bench:
     def seconds_a_round(self, plan: Plan, rounds: int) -> float:
         """Runs so many rounds, fewer where all rows met a stop token."""
         rows, vocab = len(self._state.active), self._models.target_config.vocab_size
-        block = decode.block_size(self._models, self._cfg)
-        choices = decode.plans_of(self._models, self._cfg, rows)
+        block = block_size(self._models, self._cfg)
+        choices = plans_of(self._models, self._cfg, rows)
         rates = jnp.array([other == plan for other in choices], jnp.float32)
         state = dataclasses.replace(
             self._state,

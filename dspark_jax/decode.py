@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -19,89 +18,19 @@ from flax import struct
 
 from dspark_jax import plans, scheduler, verify
 from dspark_jax import sampling as sampling_
-from dspark_jax.config import DrafterConfig, TargetConfig, TransformerConfig, require
+from dspark_jax.config import TransformerConfig
 from dspark_jax.drafters import dspark
-from dspark_jax.drafters.dspark import Drafter
 from dspark_jax.flat import FlatTokens, pack
 from dspark_jax.kv_cache import KVCache
 from dspark_jax.layers import RopeAngles, rope_angles
-from dspark_jax.plans import Outlook, Plan, ladder, whole
-from dspark_jax.sampling import Draft, Sampling, round_noise
+from dspark_jax.plans import Plan, whole
+from dspark_jax.sampling import Draft, round_noise
+from dspark_jax.state import DecodeConfig, DecodeState, Models, block_size, plans_of
 from dspark_jax.targets import dense
-from dspark_jax.targets.dense import Hidden, Target
+from dspark_jax.targets.dense import Hidden
 
 ROUNDS_PER_CALL = 64
 """Room of a log, which is compiled in."""
-
-
-@struct.dataclass
-class Models:
-    """The target and its drafter (None for plain decoding)."""
-
-    target: Target
-    drafter: Drafter | None
-    target_config: TargetConfig = struct.field(pytree_node=False)
-    drafter_config: DrafterConfig | None = struct.field(pytree_node=False)
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return self.drafter_config.target_layer_ids if self.drafter_config else ()
-
-
-@dataclasses.dataclass(frozen=True)
-class DecodeConfig:
-    """What is compiled in: each value of it is its own executable."""
-
-    policy: scheduler.Policy = "fixed"
-    threshold: float | None = None
-    """Least confidence of a draft that is verified, for the policy `threshold`."""
-    stop_token_ids: tuple[int, ...] = ()
-    greedy: bool = False
-    """All rows have temperature 0: no distribution is ever made."""
-    truncate: bool = True
-    """Some row may use top-k, top-p or min-p."""
-    trace: bool = False
-    """Log confidences."""
-    logprobs: bool = False
-    """Log the log-probabilities of the tokens."""
-
-    def check(self, models: Models) -> None:
-        """Raises `InputError` when the models cannot be decoded like this."""
-        drafter = models.drafter_config
-        require(
-            self.policy in get_args(scheduler.Policy),
-            f"policy {self.policy!r}: expected one of {', '.join(get_args(scheduler.Policy))}",
-        )
-        require(
-            self.policy == "none" or drafter is not None,
-            f"policy {self.policy!r} needs a drafter; without one the policy is 'none'",
-        )
-        if self.policy in ("threshold", "causal", "delayed"):
-            require(
-                drafter is not None and drafter.confidence_head,
-                f"policy {self.policy!r} needs a drafter with a confidence head",
-            )
-        if self.policy == "threshold":
-            require(
-                self.threshold is not None and 0 <= self.threshold <= 1,
-                f"confidence threshold {self.threshold}: expected a number in 0..1",
-            )
-
-
-@struct.dataclass
-class DecodeState:
-    """All rows between two rounds. The anchor is emitted, and in no cache yet."""
-
-    anchor: jax.Array  # [R] last token of each row
-    position: jax.Array  # [R] its position, and how many positions the caches hold
-    remaining: jax.Array  # [R] tokens that may still be emitted
-    active: jax.Array  # [R] bool
-    sampling: Sampling
-    key: jax.Array  # [R] typed key of each row
-    target_cache: tuple[KVCache, ...]
-    draft_cache: tuple[KVCache, ...]
-    scale: jax.Array | None = None  # [R, K] by which confidence logits are divided: STS
-    outlook: Outlook | None = None  # for `delayed`
 
 
 @struct.dataclass
@@ -114,49 +43,6 @@ class RoundLog:
     verified: jax.Array  # [T, R] drafts sent to the target
     confidence_logits: jax.Array | None  # [T, R, K] float32
     logprobs: jax.Array | None  # [T, R, K + 1] float32, of `tokens`
-
-
-def create_state(
-    models: Models,
-    *,
-    length: int,
-    sampling: Sampling,
-    key: jax.Array,
-    limit: jax.Array,
-    scale: jax.Array | None = None,
-    outlook: Outlook | None = None,
-) -> DecodeState:
-    """Empty rows, before `prefill`.
-
-    Args:
-      length: cache positions a row, at least `cache_length` of its prompt and limit.
-      sampling: settings of the R rows.
-      key: [R] typed keys; a row's draws depend on its own alone.
-      limit: [R] most tokens to emit, at least 1.
-      scale: [R, K] temperatures of the rows' confidences; default: 1.
-      outlook: for the policy `delayed`.
-    """
-    rows, dtype = limit.shape[0], models.target.embed.dtype
-    draft_cache: tuple[KVCache, ...] = ()
-    if models.drafter_config is not None:
-        draft_cache = dspark.create_cache(models.drafter_config, rows, length, dtype)
-    return DecodeState(
-        anchor=jnp.zeros(rows, jnp.int32),
-        position=jnp.zeros(rows, jnp.int32),
-        remaining=jnp.array(limit, jnp.int32),
-        active=jnp.ones(rows, bool),
-        sampling=jax.tree.map(jnp.array, sampling),  # the state is donated, the caller's stay
-        key=jnp.array(key),
-        target_cache=dense.create_cache(models.target_config, rows, length, dtype),
-        draft_cache=draft_cache,
-        scale=scale,
-        outlook=outlook,
-    )
-
-
-def cache_length(prompt: int, limit: int, block_size: int) -> int:
-    """Positions that a row may write: its tokens, and a block behind the last anchor."""
-    return prompt + limit + block_size
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "plan", "length"), donate_argnames="state")
@@ -182,26 +68,60 @@ def decode_rounds(
     Returns:
       The state, the log, and how many rounds were run.
     """
-    rows = state.anchor.shape[0]
-    plan = plan or whole(rows, block_size(models, cfg))
+    rows, size = state.anchor.shape[0], block_size(models, cfg)
+    plan = plan or whole(rows, size)
     choices = plans_of(models, cfg, rows)
     constants = make_constants(models, state.target_cache)
     log = _create_log(length, rows, plan.drafts, cfg)
 
-    def go_on(carry):
-        t, state, _ = carry
+    def go_on(t: jax.Array, state: DecodeState) -> jax.Array:
         more = (t < rounds) & (state.active.sum() >= least)
         if state.outlook is not None:
             more &= state.outlook.plan == choices.index(plan)
         return more
 
-    def body(carry):
+    def one_round(carry):
         t, state, log = carry
-        state, entry = decode_round(models, constants, state, cfg=cfg, plan=plan)
+        state, entry, seen = decode_round(models, constants, state, cfg=cfg, plan=plan)
         log = jax.tree.map(lambda all_, one: all_.at[t].set(one), log, entry)
-        return t + 1, state, log
+        return (t + 1, state, log), seen
 
-    done, state, log = jax.lax.while_loop(go_on, body, (jnp.int32(0), state, log))
+    def drafting(carry):
+        (t, state, log), seen = one_round(carry)
+        return t, take_in(models, constants, state, seen) if size else state, log
+
+    def plain(carry):
+        """Up to K rounds without drafts, behind which the drafter takes in what they saw."""
+        start, before, log = carry
+        bare = dataclasses.replace(before, outlook=None)
+        width = len(models.taps) * models.target.embed.shape[1]
+        kept = jnp.zeros((size, rows, width), models.target.embed.dtype)
+
+        def body(carry):
+            carry, kept = carry
+            place = carry[0] - start
+            carry, seen = one_round(carry)
+            return carry, jax.tree.map(lambda x, one: x.at[place].set(one), kept, seen.features)
+
+        def within(carry):
+            (t, state, _), _ = carry
+            return (t - start < size) & go_on(t, state)
+
+        (t, state, log), kept = jax.lax.while_loop(within, body, ((start, bare, log), kept))
+        counts = jnp.full(rows, size, jnp.int32)
+        flat = pack(jnp.zeros((rows, size), jnp.int32), counts, before.position, rows * size)
+        seen = Seen(flat, kept.swapaxes(0, 1).reshape(rows * size, -1))
+        state = take_in(models, constants, state, seen)
+        outlook = before.outlook
+        if outlook is not None:
+            outlook = plans.compare(outlook, choices, state.active, t - start)
+        return t, dataclasses.replace(state, outlook=outlook), log
+
+    done, state, log = jax.lax.while_loop(
+        lambda carry: go_on(carry[0], carry[1]),
+        drafting if plan.drafts or not size else plain,
+        (jnp.int32(0), state, log),
+    )
     return state, log, done
 
 
@@ -239,27 +159,9 @@ def verify_rows(
 ) -> tuple[DecodeState, RoundLog]:
     """The second half: a pass with room for `capacity` tokens, and the commit."""
     constants = make_constants(models, state.target_cache)
-    state, entry = settle(models, constants, state, proposal, cfg=cfg, capacity=capacity)
+    state, entry, seen = settle(models, constants, state, proposal, cfg=cfg, capacity=capacity)
+    state = take_in(models, constants, state, seen)
     return state, jax.tree.map(lambda x: x[None], entry)
-
-
-def block_size(models: Models, cfg: DecodeConfig) -> int:
-    """K, drafts a round."""
-    if cfg.policy == "none" or models.drafter_config is None:
-        return 0
-    return models.drafter_config.block_size
-
-
-def plans_of(models: Models, cfg: DecodeConfig, rows: int) -> tuple[Plan, ...]:
-    """The rounds that a policy may run, ascending: each is an executable."""
-    size = block_size(models, cfg)
-    match cfg.policy:
-        case "delayed":
-            return ladder(rows, size)
-        case "threshold" | "causal":
-            return tuple(plan for plan in ladder(rows, size) if plan.drafts == size)
-        case _:
-            return (whole(rows, size),)
 
 
 @struct.dataclass
@@ -294,10 +196,18 @@ class Proposal:
     lengths: jax.Array  # [R]
 
 
+@struct.dataclass
+class Seen:
+    """What a target pass saw, and the drafter has yet to take in."""
+
+    flat: FlatTokens
+    features: jax.Array | None  # [C, L * D]
+
+
 def decode_round(
     models: Models, constants: Constants, state: DecodeState, *, cfg: DecodeConfig, plan: Plan
-) -> tuple[DecodeState, RoundLog]:
-    """One round of all rows; the log entry has no leading T."""
+) -> tuple[DecodeState, RoundLog, Seen]:
+    """One round of all rows up to `take_in`; the log entry has no leading T."""
     state, proposal = propose(models, constants, state, cfg=cfg, plan=plan)
     return settle(models, constants, state, proposal, cfg=cfg, capacity=plan.capacity)
 
@@ -347,7 +257,7 @@ def settle(
     *,
     cfg: DecodeConfig,
     capacity: int,
-) -> tuple[DecodeState, RoundLog]:
+) -> tuple[DecodeState, RoundLog, Seen]:
     """Verify and commit; the log entry has no leading T."""
     draft, lengths = proposal.draft, proposal.lengths
     size = draft.tokens.shape[1]
@@ -358,10 +268,7 @@ def settle(
         logits = dense.logits(models.target, hidden.final)
         verdict = judge(logits, flat, draft, state, cfg)
     with jax.named_scope("commit"):
-        draft_cache = state.draft_cache
-        if cfg.policy != "none":
-            draft_cache = append_context(models, constants, hidden.features, flat, draft_cache)
-        state = dataclasses.replace(state, target_cache=target_cache, draft_cache=draft_cache)
+        state = dataclasses.replace(state, target_cache=target_cache)
         state, committed, emitted = _commit(state, draft, verdict, cfg)
     z = draft.confidence_logits if cfg.trace else None
     if cfg.trace and z is None:
@@ -370,7 +277,15 @@ def settle(
     if cfg.logprobs:
         places = jnp.minimum(flat.offset[:, None] + jnp.arange(size + 1), len(flat.tokens) - 1)
         logprobs = verify.logprobs(logits, committed, places)
-    return state, RoundLog(committed, emitted, verdict.accepted, lengths, z, logprobs)
+    log = RoundLog(committed, emitted, verdict.accepted, lengths, z, logprobs)
+    return state, log, Seen(flat, hidden.features)
+
+
+def take_in(models: Models, constants: Constants, state: DecodeState, seen: Seen) -> DecodeState:
+    """The drafter's caches take in what the target saw."""
+    with jax.named_scope("context"):
+        cache = append_context(models, constants, seen, state.draft_cache)
+    return dataclasses.replace(state, draft_cache=cache)
 
 
 def target_pass(
@@ -440,18 +355,14 @@ def _draft(
 
 
 def append_context(
-    models: Models,
-    constants: Constants,
-    features: jax.Array | None,
-    flat: FlatTokens,
-    cache: tuple[KVCache, ...],
+    models: Models, constants: Constants, seen: Seen, cache: tuple[KVCache, ...]
 ) -> tuple[KVCache, ...]:
-    """The drafter's cache with what the target saw at the flat tokens, where there is a drafter."""
+    """The drafter's caches with what the target saw, where there is a drafter."""
     weights, table = constants.context_weights, constants.draft_angles
     if models.drafter is None or models.drafter_config is None or weights is None or table is None:
         return cache
     return dspark.append_context(
-        models.drafter, weights, features, flat, cache, table, cfg=models.drafter_config
+        models.drafter, weights, seen.features, seen.flat, cache, table, cfg=models.drafter_config
     )
 
 

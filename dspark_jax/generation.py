@@ -21,12 +21,12 @@ from dspark_jax import batching
 from dspark_jax.batching import NO_FACTS, BatchShape, Facts
 from dspark_jax.calibration import sigmoid
 from dspark_jax.config import InputError, TargetConfig, require
-from dspark_jax.decode import DecodeConfig, Models
 from dspark_jax.io import files, hf
 from dspark_jax.io.tokenizer import Tokenizer, load_tokenizer
 from dspark_jax.request import Completion, Request
 from dspark_jax.row import Decode, Row
 from dspark_jax.scheduler import Policy
+from dspark_jax.state import DecodeConfig, Models
 
 EMBEDDED = Path(__file__).parent / "embedded"
 

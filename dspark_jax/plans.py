@@ -155,15 +155,18 @@ def look_ahead(outlook: Outlook, plans: Sequence[Plan], active: jax.Array) -> Ou
     Only every few rounds, and behind a trial, are the plans compared.
     """
     due = (outlook.waited % PERIOD == 0) | (outlook.plan != outlook.best)
-    compare = functools.partial(_compare, plans=plans, active=active)
-    return jax.lax.cond(due, compare, _wait, outlook)
+    now = functools.partial(compare, plans=plans, active=active, rounds=jnp.int32(1))
+    return jax.lax.cond(due, now, _wait, outlook)
 
 
 def _wait(outlook: Outlook) -> Outlook:
     return dataclasses.replace(outlook, waited=outlook.waited + 1)
 
 
-def _compare(outlook: Outlook, plans: Sequence[Plan], active: jax.Array) -> Outlook:
+def compare(
+    outlook: Outlook, plans: Sequence[Plan], active: jax.Array, rounds: jax.Array
+) -> Outlook:
+    """`look_ahead` after several rounds of one plan: the plans are compared in any case."""
     confidence = jnp.where(outlook.seen > 0, outlook.confidence, outlook.typical)
     drafts = jnp.array([plan.drafts for plan in plans], jnp.int32)
     idle = jnp.arange(confidence.shape[1]) >= drafts[outlook.best]
@@ -183,7 +186,7 @@ def _compare(outlook: Outlook, plans: Sequence[Plan], active: jax.Array) -> Outl
         observed=jnp.where(fresh, 0, outlook.observed),
         plan=jnp.where(due, trial, best),
         best=best,
-        waited=jnp.where(due, 0, outlook.waited + 1),
+        waited=jnp.where(due, 0, outlook.waited + rounds),
         patience=jnp.where(longer, PATIENCE, patience),
     )
 

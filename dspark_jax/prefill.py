@@ -15,11 +15,12 @@ import jax.numpy as jnp
 from flax import struct
 
 from dspark_jax import decode, plans, verify
-from dspark_jax.decode import DecodeConfig, DecodeState, Models
+from dspark_jax.decode import Seen
 from dspark_jax.drafters import dspark
 from dspark_jax.flat import pack
 from dspark_jax.kv_cache import KVCache
 from dspark_jax.sampling import Draft, Sampling
+from dspark_jax.state import DecodeConfig, DecodeState, Models
 from dspark_jax.targets import dense
 
 
@@ -114,7 +115,7 @@ def seat(
       reading: of one prompt, all read.
       row: where to.
       lengths: [1] its length.
-      sampling, key, limit, scale: [1], [1], [1], [1, K] as for `decode.create_state`.
+      sampling, key, limit, scale: [1], [1], [1], [1, K] as for `state.create_state`.
     """
     newcomer = DecodeState(
         anchor=jnp.zeros(1, jnp.int32),
@@ -153,7 +154,7 @@ def _read(models: Models, reading: Reading, tokens, lengths, start, stop, chunk:
         flat = pack(piece, jnp.clip(lengths - begin, 0, chunk), begin, rows * chunk)
         hidden, target_cache = decode.target_pass(models, constants, flat, reading.target_cache)
         draft_cache = decode.append_context(
-            models, constants, hidden.features, flat, reading.draft_cache
+            models, constants, Seen(flat, hidden.features), reading.draft_cache
         )
         place = lengths - 1 - begin
         ends = (place >= 0) & (place < chunk)

@@ -23,11 +23,11 @@ from tqdm import tqdm
 from dspark_jax import batching, calibration, generation
 from dspark_jax.calibration import PrefixMetrics
 from dspark_jax.config import InputError, require
-from dspark_jax.decode import block_size
 from dspark_jax.generation import Pair
 from dspark_jax.io import cli, files
 from dspark_jax.io.calibration_file import Calibration, Entry
 from dspark_jax.request import Completion, Request
+from dspark_jax.state import block_size
 from infer import requests, results
 from infer.engine import Engine
 from infer.models import load_both, require_both

@@ -24,12 +24,12 @@ import tyro
 
 from dspark_jax import batching, generation
 from dspark_jax.config import DrafterConfig, TargetConfig, TransformerConfig, require
-from dspark_jax.decode import Models
 from dspark_jax.generation import Pair
 from dspark_jax.io import cli, files
 from dspark_jax.io.model_config import DRAFTER, TARGETS
 from dspark_jax.io.tensors import Tensors
 from dspark_jax.request import Request
+from dspark_jax.state import Models
 from dspark_jax.targets import dense
 from infer.engine import Engine
 from infer.summary import mean_accepted_length

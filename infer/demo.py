@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 
-from dspark_jax.decode import block_size
 from dspark_jax.request import Completion, Request
+from dspark_jax.state import block_size
 from infer.engine import Engine, Run
 from infer.requests import Line
 from infer.summary import mean_accepted_length

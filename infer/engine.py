@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 from dspark_jax import batching, generation
 from dspark_jax.batching import NO_FACTS, BatchShape, Facts
-from dspark_jax.decode import DecodeConfig
 from dspark_jax.generation import Pair
 from dspark_jax.request import Completion, Request
+from dspark_jax.state import DecodeConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,12 +14,12 @@ from dspark_jax import batching, costs
 from dspark_jax.batching import BatchShape, Facts
 from dspark_jax.config import InputError, require
 from dspark_jax.costs import CostTable
-from dspark_jax.decode import DecodeConfig, Models, block_size, plans_of
 from dspark_jax.generation import Pair
 from dspark_jax.io import calibration_file, cost_file, files
 from dspark_jax.io.calibration_file import Calibration
 from dspark_jax.plans import Plan
 from dspark_jax.request import Request
+from dspark_jax.state import DecodeConfig, Models, block_size, plans_of
 from infer.settings import COSTED, Settings
 
 MEMORY_FILE = Path("/proc/meminfo")

@@ -12,8 +12,8 @@ import scipy.stats
 
 from dspark_jax import batching, generation
 from dspark_jax.batching import Row
-from dspark_jax.decode import block_size
 from dspark_jax.request import Completion, Request
+from dspark_jax.state import block_size
 from infer.engine import Engine, Run
 
 

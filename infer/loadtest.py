@@ -30,11 +30,11 @@ from dspark_jax import batching, generation
 from dspark_jax.batching import NO_FACTS, BatchShape, Facts
 from dspark_jax.config import InputError, require
 from dspark_jax.costs import CostTable
-from dspark_jax.decode import DecodeConfig, Models, plans_of
 from dspark_jax.generation import Pair
 from dspark_jax.io import cli, files
 from dspark_jax.request import Request
 from dspark_jax.scheduler import Policy
+from dspark_jax.state import DecodeConfig, Models, plans_of
 from infer import demo, facts, load, load_report, requests, stages
 from infer.engine import Engine, Run
 from infer.load_report import Ratio, Result

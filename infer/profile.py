@@ -21,10 +21,10 @@ import jax
 from dspark_jax import costs, generation
 from dspark_jax.batching import BatchShape
 from dspark_jax.config import InputError, require
-from dspark_jax.decode import block_size, cache_length
 from dspark_jax.io import cli, files
 from dspark_jax.io.cost_file import CostFile
 from dspark_jax.request import Request
+from dspark_jax.state import block_size, cache_length
 from infer import facts, results
 from infer.models import load_both, require_both
 

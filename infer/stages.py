@@ -20,8 +20,8 @@ import numpy as np
 from dspark_jax import costs, decode, plans, scheduler
 from dspark_jax.batching import BatchShape
 from dspark_jax.costs import CostTable
-from dspark_jax.decode import DecodeConfig, DecodeState, Models
 from dspark_jax.plans import Outlook, Plan, whole
+from dspark_jax.state import DecodeConfig, DecodeState, Models, block_size, plans_of
 from infer.load import Rounds
 
 REPEATS = 5
@@ -119,7 +119,7 @@ def schedule_seconds(
     """Time of deciding which of R rows of `drafts` drafts are verified, and of planning ahead."""
     if cfg.policy in ("none", "fixed"):
         return 0.0
-    size, choices = decode.block_size(models, cfg), decode.plans_of(models, cfg, rows)
+    size, choices = block_size(models, cfg), plans_of(models, cfg, rows)
     confidences = jax.random.uniform(jax.random.key(0), (SAMPLES, rows, drafts))
     sps = table.sps(size) if cfg.policy == "causal" else None
     outlook = None

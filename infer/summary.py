@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from dspark_jax.decode import block_size
 from dspark_jax.request import Completion
+from dspark_jax.state import block_size
 from infer.engine import Engine, Run
 
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from dspark_jax.config import DrafterConfig, HeadKind, TargetConfig
-from dspark_jax.decode import Models
 from dspark_jax.drafters import dspark
 from dspark_jax.layers import ones
+from dspark_jax.state import Models
 from dspark_jax.targets import dense
 
 GOLDEN = Path(__file__).parents[2] / "shared" / "golden"

@@ -17,6 +17,7 @@ from dspark_jax.costs import CostTable
 from dspark_jax.plans import Plan
 from dspark_jax.request import Request
 from dspark_jax.row import Row
+from dspark_jax.state import cache_length
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -59,7 +60,7 @@ def test_plan_holds_every_request(tiny_pair):
     models = tiny_pair("vanilla")
     requests = [Request([1] * 20, max_new_tokens=30), Request([1] * 5, max_new_tokens=60)]
     shape = batching.plan(models, requests, slots=4)
-    needed = max(decode.cache_length(20, 30, 3), decode.cache_length(5, 60, 3))
+    needed = max(cache_length(20, 30, 3), cache_length(5, 60, 3))
     assert shape.rows == 4
     assert needed <= shape.length < needed + 16
     assert shape.chunk == 32
@@ -98,7 +99,7 @@ def test_a_block_may_pass_the_end_of_the_limit_but_not_of_the_cache(tiny_pair):
     for limit in range(10, 14):
         request = Request([5] * 6, max_new_tokens=limit)
         cfg = config(models, [request])
-        least = decode.cache_length(6, limit, 3)
+        least = cache_length(6, limit, 3)
         tight = BatchShape(rows=1, length=least, chunk=least)
         wide = BatchShape(rows=1, length=64, chunk=8)
         assert tokens(decoded(models, [request], cfg, shape=tight)) == tokens(

@@ -9,6 +9,7 @@ from dspark_jax.config import InputError
 from dspark_jax.costs import CostTable
 from dspark_jax.plans import Plan
 from dspark_jax.request import Request
+from dspark_jax.state import plans_of
 
 TABLE = CostTable(2, {Plan(0, 2): 0.5, Plan(2, 3): 1.0, Plan(2, 4): 2.0, Plan(2, 6): 4.0})
 
@@ -44,7 +45,7 @@ def test_measured(tiny_pair, quick_compile):
     models = tiny_pair("vanilla", block_size=1)
     cfg = generation.decode_config(models, [Request([1], temperature=1.0)], policy="delayed")
     table = costs.measure(models, cfg, rows=2, length=64, context=16, repeats=2)
-    assert set(table.seconds) == set(decode.plans_of(models, cfg, 2))
+    assert set(table.seconds) == set(plans_of(models, cfg, 2))
     assert min(table.seconds.values()) > 0
     assert costs.monotone(table) == table
     compiled = decode.decode_rounds._cache_size()

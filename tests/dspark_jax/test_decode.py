@@ -12,17 +12,12 @@ import pytest
 
 from dspark_jax import params
 from dspark_jax.config import HEADS, InputError
-from dspark_jax.decode import (
-    DecodeConfig,
-    Models,
-    cache_length,
-    create_state,
-    decode_rounds,
-)
+from dspark_jax.decode import decode_rounds
 from dspark_jax.drafters import dspark
 from dspark_jax.io import hf
 from dspark_jax.prefill import prefill
 from dspark_jax.sampling import Sampling
+from dspark_jax.state import DecodeConfig, Models, cache_length, create_state
 from dspark_jax.targets import dense
 
 pytestmark = pytest.mark.usefixtures("quick_compile")

@@ -7,14 +7,14 @@ import jax
 import numpy as np
 import pytest
 
-from dspark_jax import batching, costs, decode, generation
+from dspark_jax import batching, costs, generation
 from dspark_jax.config import InputError
 from dspark_jax.costs import CostTable
-from dspark_jax.decode import plans_of
 from dspark_jax.io import files
 from dspark_jax.io.calibration_file import Calibration, Entry
 from dspark_jax.io.cost_file import CostFile
 from dspark_jax.request import Request
+from dspark_jax.state import plans_of
 from infer import facts
 from infer.settings import Settings
 from tests.infer.conftest import BLOCK
@@ -67,7 +67,7 @@ def test_read(known, capsys):
     found = facts.gather(settings, pair, shape, cfg)
     assert found.costs == costs.table
     each = facts.megabytes(batching.bytes_per_row(pair.models, shape))
-    kinds = len(decode.plans_of(pair.models, cfg, shape.rows))
+    kinds = len(plans_of(pair.models, cfg, shape.rows))
     assert capsys.readouterr().err.splitlines() == [
         f"2 slots of {shape.length} positions, {each} each",
         f"compiling {kinds} kinds of rounds",

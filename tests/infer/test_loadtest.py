@@ -8,10 +8,10 @@ import pytest
 
 from dspark_jax import batching, decode, generation, prefill
 from dspark_jax.costs import CostTable
-from dspark_jax.decode import DecodeConfig
 from dspark_jax.io import cli
 from dspark_jax.plans import Plan
 from dspark_jax.request import Completion, Request
+from dspark_jax.state import DecodeConfig
 from infer import load, load_report, loadtest, stages
 from infer.engine import Engine
 from infer.load import Rounds

@@ -1,0 +1,155 @@
+"""What decoding is of: the models, what is compiled in, and all rows between two rounds.
+
+Letters: R rows, K drafts a round.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import get_args
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from dspark_jax import scheduler
+from dspark_jax.config import DrafterConfig, TargetConfig, require
+from dspark_jax.drafters import dspark
+from dspark_jax.drafters.dspark import Drafter
+from dspark_jax.kv_cache import KVCache
+from dspark_jax.plans import Outlook, Plan, ladder, whole
+from dspark_jax.sampling import Sampling
+from dspark_jax.targets import dense
+from dspark_jax.targets.dense import Target
+
+
+@struct.dataclass
+class Models:
+    """The target and its drafter (None for plain decoding)."""
+
+    target: Target
+    drafter: Drafter | None
+    target_config: TargetConfig = struct.field(pytree_node=False)
+    drafter_config: DrafterConfig | None = struct.field(pytree_node=False)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return self.drafter_config.target_layer_ids if self.drafter_config else ()
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeConfig:
+    """What is compiled in: each value of it is its own executable."""
+
+    policy: scheduler.Policy = "fixed"
+    threshold: float | None = None
+    """Least confidence of a draft that is verified, for the policy `threshold`."""
+    stop_token_ids: tuple[int, ...] = ()
+    greedy: bool = False
+    """All rows have temperature 0: no distribution is ever made."""
+    truncate: bool = True
+    """Some row may use top-k, top-p or min-p."""
+    trace: bool = False
+    """Log confidences."""
+    logprobs: bool = False
+    """Log the log-probabilities of the tokens."""
+
+    def check(self, models: Models) -> None:
+        """Raises `InputError` when the models cannot be decoded like this."""
+        drafter = models.drafter_config
+        require(
+            self.policy in get_args(scheduler.Policy),
+            f"policy {self.policy!r}: expected one of {', '.join(get_args(scheduler.Policy))}",
+        )
+        require(
+            self.policy == "none" or drafter is not None,
+            f"policy {self.policy!r} needs a drafter; without one the policy is 'none'",
+        )
+        if self.policy in ("threshold", "causal", "delayed"):
+            require(
+                drafter is not None and drafter.confidence_head,
+                f"policy {self.policy!r} needs a drafter with a confidence head",
+            )
+        if self.policy == "threshold":
+            require(
+                self.threshold is not None and 0 <= self.threshold <= 1,
+                f"confidence threshold {self.threshold}: expected a number in 0..1",
+            )
+
+
+@struct.dataclass
+class DecodeState:
+    """All rows between two rounds. The anchor is emitted, and in no cache yet."""
+
+    anchor: jax.Array  # [R] last token of each row
+    position: jax.Array  # [R] its position, and how many positions the caches hold
+    remaining: jax.Array  # [R] tokens that may still be emitted
+    active: jax.Array  # [R] bool
+    sampling: Sampling
+    key: jax.Array  # [R] typed key of each row
+    target_cache: tuple[KVCache, ...]
+    draft_cache: tuple[KVCache, ...]
+    scale: jax.Array | None = None  # [R, K] by which confidence logits are divided: STS
+    outlook: Outlook | None = None  # for `delayed`
+
+
+def create_state(
+    models: Models,
+    *,
+    length: int,
+    sampling: Sampling,
+    key: jax.Array,
+    limit: jax.Array,
+    scale: jax.Array | None = None,
+    outlook: Outlook | None = None,
+) -> DecodeState:
+    """Empty rows, before `prefill`.
+
+    Args:
+      length: cache positions a row, at least `cache_length` of its prompt and limit.
+      sampling: settings of the R rows.
+      key: [R] typed keys; a row's draws depend on its own alone.
+      limit: [R] most tokens to emit, at least 1.
+      scale: [R, K] temperatures of the rows' confidences; default: 1.
+      outlook: for the policy `delayed`.
+    """
+    rows, dtype = limit.shape[0], models.target.embed.dtype
+    draft_cache: tuple[KVCache, ...] = ()
+    if models.drafter_config is not None:
+        draft_cache = dspark.create_cache(models.drafter_config, rows, length, dtype)
+    return DecodeState(
+        anchor=jnp.zeros(rows, jnp.int32),
+        position=jnp.zeros(rows, jnp.int32),
+        remaining=jnp.array(limit, jnp.int32),
+        active=jnp.ones(rows, bool),
+        sampling=jax.tree.map(jnp.array, sampling),  # the state is donated, the caller's stay
+        key=jnp.array(key),
+        target_cache=dense.create_cache(models.target_config, rows, length, dtype),
+        draft_cache=draft_cache,
+        scale=scale,
+        outlook=outlook,
+    )
+
+
+def cache_length(prompt: int, limit: int, block_size: int) -> int:
+    """Positions that a row may write: its tokens, and a block behind the last anchor."""
+    return prompt + limit + block_size
+
+
+def block_size(models: Models, cfg: DecodeConfig) -> int:
+    """K, drafts a round."""
+    if cfg.policy == "none" or models.drafter_config is None:
+        return 0
+    return models.drafter_config.block_size
+
+
+def plans_of(models: Models, cfg: DecodeConfig, rows: int) -> tuple[Plan, ...]:
+    """The rounds that a policy may run, ascending: each is an executable."""
+    size = block_size(models, cfg)
+    match cfg.policy:
+        case "delayed":
+            return ladder(rows, size)
+        case "threshold" | "causal":
+            return tuple(plan for plan in ladder(rows, size) if plan.drafts == size)
+        case _:
+            return (whole(rows, size),)
