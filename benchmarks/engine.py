@@ -33,6 +33,7 @@ from dspark_jax.generation import EMBEDDED
 from dspark_jax.plans import Plan
 from dspark_jax.request import Request
 from dspark_jax.row import Row
+from dspark_jax.state import plans_of
 from train import corpus
 
 COMPILES = "/jax/core/compile/backend_compile_duration"
@@ -125,7 +126,13 @@ def make_bench(settings: Settings) -> Bench:
     request = Request(prompts[0], temperature=settings.temperature)
     cfg = generation.decode_config(pair.models, [request], policy="delayed", ignore_stop=True)
     table = costs.measure(
-        pair.models, cfg, rows=shape.rows, length=shape.length, context=128, repeats=9
+        pair.models,
+        cfg,
+        plans_of(pair.models, cfg, shape.rows),
+        rows=shape.rows,
+        length=shape.length,
+        context=128,
+        repeats=9,
     )
     return Bench(pair, settings, shape, prompts, table)
 

@@ -144,6 +144,7 @@ class Batch:
         self._scale = facts.scale
         self._plans = plans_of(models, cfg, shape.rows)
         self._plan = self._plans[-1]
+        self._in_halves = cfg.policy in ("threshold", "causal")
         self._sps, rates = _tables(models, shape, cfg, facts.costs)
         if rates is not None:
             size = block_size(models, cfg)
@@ -210,7 +211,7 @@ class Batch:
         Under `delayed` also until another plan is wanted.
         """
         least = len(self.rows) if until_free else 1
-        if self._sps is not None:
+        if self._in_halves:
             self._run_halves(rounds, least)
         else:
             self._run_whole(self._plan, rounds, least)
@@ -250,7 +251,7 @@ class Batch:
 
     def run_all_plans(self) -> None:
         """Runs everything that `run` may run, without rounds where that can be."""
-        if self._sps is not None:
+        if self._in_halves:
             for plan in self._plans:
                 self._state, proposal, _ = decode.draft_rows(
                     self.models, self._state, self._sps, cfg=self.cfg

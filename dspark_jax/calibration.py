@@ -20,6 +20,9 @@ from dspark_jax.config import require
 ECE_BINS = 20
 # Temperatures that are tried: 1 is among them, neighbours differ by 1.4 %.
 GRID = np.geomspace(1 / 16, 16, 401)
+CLEAR = 4.0
+"""Standard errors by which a temperature must lower the ECE, or it stays 1. So many, since the best
+of 401 is taken, and rounds of one text are alike."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +74,8 @@ def fit_sts(
       mask: [N, K], which of them were judged; default: all. What a row holds elsewhere is ignored.
     Returns:
       For each position, from left to right, the temperature of the least ECE of the product with
-      the positions before it; of equals, the one nearest to 1. 1 where nothing was judged.
+      the positions before it; of equals, the one nearest to 1. 1 where nothing was judged, and
+      where the gain is no more than noise: that would only spoil the order of prefixes.
     Raises:
       InputError: the arrays do not fit.
     """
@@ -85,7 +89,11 @@ def fit_sts(
                 _ece(before[judged] * sigmoid(z[judged, k] / t), accepted[judged, k])
                 for t in nearest_first
             ]
-            temperatures[k] = nearest_first[np.argmin(errors)]
+            best = int(np.argmin(errors))
+            chances = before[judged] * sigmoid(z[judged, k] / nearest_first[best])
+            noise = np.sqrt((chances * (1 - chances)).sum()) / len(chances)
+            if errors[best] < errors[0] - CLEAR * noise:
+                temperatures[k] = nearest_first[best]
         before = before * sigmoid(z[:, k] / temperatures[k])
     return temperatures
 

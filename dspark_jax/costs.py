@@ -74,6 +74,7 @@ def monotone(table: CostTable) -> CostTable:
 def measure(
     models: Models,
     cfg: DecodeConfig,
+    choices: Sequence[Plan],
     *,
     rows: int,
     length: int,
@@ -81,18 +82,17 @@ def measure(
     repeats: int = 5,
     progress: Callable[[Sequence[Plan]], Iterable[Plan]] = iter,
 ) -> CostTable:
-    """Times all rounds that `cfg` may run, in turn in every repeat; medians, `monotone`.
+    """Times rounds of all the plans, in turn in every repeat; medians, `monotone`.
 
     Args:
-      cfg: what is measured are the executables of `delayed`, those of its rounds that the policy
-        can have.
+      cfg: of decoding, whatever its policy: what is measured are the executables of `delayed`.
+      choices: plans of `plans.ladder`.
       rows: R, all of them active.
       length: cache positions a row.
       context: tokens that each row holds before the rounds.
       repeats: timed calls for each plan, after one that compiles.
       progress: goes through the plans that are compiled, and may show how far it is.
     """
-    choices = plans_of(models, cfg, rows)
     bench = _Bench(models, dataclasses.replace(cfg, policy="delayed"), rows, length, context)
     rounds = {plan: bench.calibrate(plan) for plan in progress(choices)}
     times: dict[Plan, list[float]] = {plan: [] for plan in choices}

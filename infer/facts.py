@@ -36,7 +36,8 @@ def gather(settings: Settings, pair: Pair, shape: BatchShape, cfg: DecodeConfig)
     require_memory(pair.models, shape)
     if table is None and cfg.policy in COSTED:
         print("measuring the cost of a round; infer.profile does that once", file=sys.stderr)
-        table = measure_costs(pair.models, shape, cfg, progress)
+        choices = plans_of(pair.models, cfg, shape.rows)
+        table = measure_costs(pair.models, shape, cfg, choices, progress)
     if cfg.policy in COSTED:
         kinds = len(plans_of(pair.models, cfg, shape.rows))
         print(f"compiling {kinds} kinds of rounds", file=sys.stderr)
@@ -47,16 +48,18 @@ def measure_costs(
     models: Models,
     shape: BatchShape,
     cfg: DecodeConfig,
+    choices: Sequence[Plan],
     progress: Callable[[Sequence[Plan]], Iterable[Plan]] = iter,
 ) -> CostTable:
-    """Costs of the rounds of `cfg` with rows that are half full, or less to have room for one."""
-    room = shape.length - 1 - block_size(models, cfg)
+    """Costs of rounds with rows that are half full, or less to have room for a block."""
+    block = models.drafter_config.block_size if models.drafter_config else 0
     return costs.measure(
         models,
         cfg,
+        choices,
         rows=shape.rows,
         length=shape.length,
-        context=min(shape.length // 2, room),
+        context=min(shape.length // 2, shape.length - 1 - block),
         progress=progress,
     )
 

@@ -4,8 +4,8 @@ python -m infer.loadtest --output DIR [--concurrencies 1 2 4 8]
 
 A closed loop: as many slots as requests at once, and a slot that is done gets the next request, of
 another length. All policies decode the same requests, one policy after the other within a repeat,
-so that a slow minute of the machine hits all alike; every repeat has requests of its own. Costs are
-measured once for each concurrency, for causal and delayed. Writes DIR/loadtest.json and two
+so that a slow minute of the machine hits all alike; every repeat has requests of its own. What the
+rounds of the policies cost is measured once for each concurrency. Writes DIR/loadtest.json and two
 pictures, and prints a table.
 """
 
@@ -69,6 +69,8 @@ class Settings:
     """Those of infer.generate that are compared."""
     requests_per_slot: int = 4
     """Requests of a run, for each slot; the run ends when none is left to begin."""
+    requests: int = 64
+    """Least requests of a run, so that it is not too short to time where slots are few."""
     max_new_tokens: int = 64
     """Most tokens of a request; each has a limit of its own, from half of it."""
     temperature: float = 1.0
@@ -106,7 +108,9 @@ class Settings:
             f"--requests-per-slot {self.requests_per_slot}: expected 2 or more, as slots are to be"
             " refilled",
         )
-        require(self.repeats >= 1, f"--repeats {self.repeats}: expected a whole number above 0")
+        for name in ("repeats", "requests"):
+            value = getattr(self, name)
+            require(value >= 1, f"--{name} {value}: expected a whole number above 0")
         require_both(self.target, self.draft)
         require(
             0 <= self.confidence_threshold <= 1,
@@ -120,6 +124,10 @@ class Settings:
             importlib.util.find_spec("matplotlib") is not None,
             "the pictures need matplotlib; install dspark_jax[plots]",
         )
+
+    def count(self, rows: int) -> int:
+        """Requests of a run with so many slots."""
+        return max(self.requests, self.requests_per_slot * rows)
 
     @property
     def request(self) -> Request:
@@ -157,7 +165,6 @@ def run(settings: Settings) -> None:
     shape = batching.plan(pair.models, asked, max(settings.concurrencies))
     facts.require_memory(pair.models, shape, "--max-new-tokens")
 
-    planned = _planned(pair.models, asked, settings)
     results: list[Result] = []
     ratios: list[Ratio] = []
     tables: dict[int, CostTable] = {}
@@ -166,9 +173,7 @@ def run(settings: Settings) -> None:
         for rows in settings.concurrencies:
             bar.set_postfix(concurrency=rows)
             here = dataclasses.replace(shape, rows=rows)
-            kinds = len(plans_of(pair.models, planned, rows))
-            print(f"{rows} rows: timing {kinds} kinds of rounds, then policies", file=sys.stderr)
-            table = tables[rows] = facts.measure_costs(pair.models, here, planned)
+            table = tables[rows] = measure_costs(pair.models, here, [*configs.values()])
             engines = [
                 make_engine(pair, here, cfg, Facts(table, scale)) for cfg in configs.values()
             ]
@@ -202,7 +207,7 @@ def build_requests(settings: Settings, lines: Sequence[Line], pair: Pair) -> lis
         if prompt.request is None:
             raise InputError(f"{settings.prompts} {prompt.error}")
         prompts.append(prompt.request)
-    count = settings.repeats * settings.requests_per_slot * max(settings.concurrencies)
+    count = settings.repeats * settings.count(max(settings.concurrencies))
     rng = np.random.default_rng(settings.seed)
     parts = rng.uniform(0.5, 1, count)
     made = []
@@ -227,10 +232,11 @@ def config(
     )
 
 
-def _planned(models: Models, asked: Sequence[Request], settings: Settings) -> DecodeConfig:
-    """Of the rounds whose costs are measured: those of `delayed`, whose executables they are."""
-    fixed = config(settings, models, asked, "fixed")
-    return dataclasses.replace(fixed, policy="delayed", trace=True)
+def measure_costs(models: Models, shape: BatchShape, configs: Sequence[DecodeConfig]) -> CostTable:
+    """Costs of all rounds that one of the policies may run."""
+    kinds = sorted({plan for cfg in configs for plan in plans_of(models, cfg, shape.rows)})
+    print(f"{shape.rows} rows: timing {len(kinds)} kinds of rounds, then policies", file=sys.stderr)
+    return facts.measure_costs(models, shape, configs[0], kinds)
 
 
 def make_engine(pair: Pair, shape: BatchShape, cfg: DecodeConfig, known: Facts) -> Engine:
@@ -250,7 +256,7 @@ def measure(
     """Runs of each engine, a repeat each; `ran` is called after every one."""
     for engine in engines:
         engine.warm_up(refill=True)
-    count = settings.requests_per_slot * engines[0].shape.rows
+    count = settings.count(engines[0].shape.rows)
     runs: list[list[Run]] = [[] for _ in engines]
     for repeat in range(settings.repeats):
         own = asked[repeat * count : (repeat + 1) * count]

@@ -24,7 +24,7 @@ from dspark_jax.config import InputError, require
 from dspark_jax.io import cli, files
 from dspark_jax.io.cost_file import CostFile
 from dspark_jax.request import Request
-from dspark_jax.state import block_size, cache_length
+from dspark_jax.state import block_size, cache_length, plans_of
 from infer import facts, results
 from infer.models import load_both, require_both
 
@@ -93,6 +93,7 @@ def run(settings: Settings) -> None:
     table = costs.measure(
         pair.models,
         cfg,
+        plans_of(pair.models, cfg, settings.slots),
         rows=settings.slots,
         length=length,
         context=settings.context,

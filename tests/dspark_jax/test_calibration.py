@@ -88,17 +88,28 @@ def test_fit_finds_the_temperatures_that_were_used():
 
 
 def test_fit_is_the_grid_search_written_out():
-    z, accepted = simulated(np.random.default_rng(2), np.array([1.5, 0.6]), 300)
+    z, accepted = simulated(np.random.default_rng(2), np.array([5.0, 1.0, 0.2]), 600)
     expected = []
-    for k in range(2):
+    for k in range(3):
         errors = [
             (loop_ece(survival(z[:, : k + 1], np.array([*expected, t]))[:, k], accepted[:, k]), t)
             for t in calibration.GRID
         ]
         least = min(e for e, _ in errors)
         ties = [t for e, t in errors if e <= least + 1e-12]
-        expected.append(min(ties, key=lambda t: abs(np.log(t))))
+        best = min(ties, key=lambda t: abs(np.log(t)))
+        one = next(e for e, t in errors if abs(t - 1) < 1e-12)
+        chances = survival(z[:, : k + 1], np.array([*expected, best]))[:, k]
+        noise = sum(c * (1 - c) for c in chances) ** 0.5 / len(chances)
+        expected.append(best if least < one - 4 * noise else 1.0)
+    assert expected[0] != 1.0
+    assert expected[1] == 1.0
     np.testing.assert_allclose(fit_sts(z, accepted), expected)
+
+
+def test_confidences_that_are_right_are_left_alone():
+    z, accepted = simulated(np.random.default_rng(6), np.ones(4), 2000)
+    assert fit_sts(z, accepted).tolist() == [1.0] * 4
 
 
 def test_calibrated_chances_hold_on_rounds_that_were_not_fitted():

@@ -44,7 +44,9 @@ def test_measured(tiny_pair, quick_compile):
     """Every round that decoding may run, with executables that decoding finds compiled."""
     models = tiny_pair("vanilla", block_size=1)
     cfg = generation.decode_config(models, [Request([1], temperature=1.0)], policy="delayed")
-    table = costs.measure(models, cfg, rows=2, length=64, context=16, repeats=2)
+    table = costs.measure(
+        models, cfg, plans_of(models, cfg, 2), rows=2, length=64, context=16, repeats=2
+    )
     assert set(table.seconds) == set(plans_of(models, cfg, 2))
     assert min(table.seconds.values()) > 0
     assert costs.monotone(table) == table
@@ -54,4 +56,4 @@ def test_measured(tiny_pair, quick_compile):
     lines = list(costs.describe(table))
     assert len(lines) == 1 + len(table.seconds)
     with pytest.raises(InputError, match="no room"):
-        costs.measure(models, cfg, rows=2, length=64, context=63)
+        costs.measure(models, cfg, plans_of(models, cfg, 2), rows=2, length=64, context=63)

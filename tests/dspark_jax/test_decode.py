@@ -15,6 +15,7 @@ from dspark_jax.config import HEADS, InputError
 from dspark_jax.decode import decode_rounds
 from dspark_jax.drafters import dspark
 from dspark_jax.io import hf
+from dspark_jax.plans import Plan
 from dspark_jax.prefill import prefill
 from dspark_jax.sampling import Sampling
 from dspark_jax.state import DecodeConfig, Models, cache_length, create_state
@@ -66,6 +67,7 @@ def run(
     rounds=LIMIT,
     calls=1,
     stale=0.0,
+    plan=None,
 ):
     """Decodes `prompts` in one batch; the log has room for `rounds` rounds a call.
 
@@ -93,7 +95,7 @@ def run(
     logs = []
     for _ in range(calls):
         state, log, done = decode_rounds(
-            models, state, np.int32(rounds), np.int32(1), cfg=cfg, length=rounds
+            models, state, np.int32(rounds), np.int32(1), cfg=cfg, length=rounds, plan=plan
         )
         logs.append(jax.tree.map(lambda x, n=int(done): np.asarray(x)[:n], log))
     log = jax.tree.map(lambda *x: np.concatenate(x), *logs)
@@ -389,6 +391,30 @@ def test_three_hundred_rounds_compile_nothing_after_the_first(long_run):
     assert again == 0
 
 
+def assert_same_caches(mine, anew, held):
+    """Both models' caches of two states agree in the positions that each row holds."""
+    caches = [(s.target_cache, s.draft_cache) for s in (mine, anew)]
+    for a, b in zip(*map(jax.tree.leaves, caches), strict=True):
+        for row, count in enumerate(held):
+            x, y = a[row, :, :count], b[row, :, :count]
+            np.testing.assert_allclose(x, y, atol=2e-4 * float(jnp.abs(y).max()))
+
+
+def test_rounds_without_drafts_leave_the_caches_of_a_fresh_prefill(tiny_pair, plain):
+    """Whole groups of rounds or not, and whether a row ends within one."""
+    models, limits = tiny_pair("vanilla"), [LIMIT, 6, 18]
+    cfg = dataclasses.replace(FIXED, policy="delayed")
+    out = run(
+        models, PROMPTS[:3], cfg, limits=limits, rounds=10, calls=3, plan=Plan(0, 3), stale=1e9
+    )
+    assert out.tokens == [plain[0][:31], plain[1][:6], plain[2][:18]]
+    held = [int(n) for n in out.state.position]
+    assert held == [16 + 30, 1 + 4, 9 + 16]
+    texts = [p + t for p, t in zip(PROMPTS, out.tokens, strict=False)]
+    fresh = run(models, [t[:n] for t, n in zip(texts, held, strict=True)], FIXED, limits=1)
+    assert_same_caches(out.state, fresh.state, held)
+
+
 def test_three_hundred_rounds_leave_the_caches_of_a_fresh_prefill(long_run):
     """No position, rollback or context drifts: rejected tokens leave nothing behind."""
     models, out, _, _ = long_run
@@ -401,13 +427,7 @@ def test_three_hundred_rounds_leave_the_caches_of_a_fresh_prefill(long_run):
     length = out.state.target_cache[0].length
     fresh = run(models, [tokens[:-1]], FIXED, limits=1, length=length, chunk=64)
     assert fresh.tokens == [[tokens[-1]]]  # the same next token
-    for mine, anew in (
-        (out.state.target_cache, fresh.state.target_cache),
-        (out.state.draft_cache, fresh.state.draft_cache),
-    ):
-        for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(anew), strict=True):
-            a, b = a[0, :, :held], b[0, :, :held]
-            np.testing.assert_allclose(a, b, atol=2e-4 * float(jnp.abs(b).max()))
+    assert_same_caches(out.state, fresh.state, [held])
     # And the next round is the same from either.
     verdicts = []
     for state in (out.state, fresh.state.replace(active=jnp.array([True]))):

@@ -93,7 +93,7 @@ def test_measured_without_a_file(known, monkeypatch, capsys):
     assert asked[0]["context"] == shape.length // 2
     assert "infer.profile does that once" in capsys.readouterr().err
     short = dataclasses.replace(shape, length=5)
-    facts.measure_costs(pair.models, short, cfg)
+    facts.measure_costs(pair.models, short, cfg, plans_of(pair.models, cfg, short.rows))
     assert asked[1]["context"] == 1
 
 

@@ -31,8 +31,8 @@ def run(folders, tmp_path, capsys):
     def run(*args):
         place = tmp_path / "load"
         given = ("--target", str(folders.target), "--draft", str(folders.draft))
-        short = ("--max-new-tokens", "12", "--requests-per-slot", "2", "--repeats", "2")
-        sizes = ("--concurrencies", "1", "2")
+        short = ("--max-new-tokens", "12", "--requests-per-slot", "2", "--requests", "1")
+        sizes = ("--concurrencies", "1", "2", "--repeats", "2")
         code = cli.run(
             lambda: loadtest.main((*given, "--output", str(place), *short, *sizes, *args))
         )
@@ -176,7 +176,9 @@ def test_results_add_up(run, policies, block):
 def test_requests_of_a_load(folders, tmp_path):
     """Prompts in turn, limits from half of the most to the most, all draws of their own."""
     pair = generation.load(folders.target, folders.draft)
-    settings = loadtest.Settings(tmp_path, concurrencies=(1, 3), max_new_tokens=20, repeats=2)
+    settings = loadtest.Settings(
+        tmp_path, concurrencies=(1, 3), requests=1, max_new_tokens=20, repeats=2
+    )
     lines = loadtest.demo_pieces()
     assert len({line.fields["prompt"] for line in lines}) == len(lines) > 4
     asked = loadtest.build_requests(settings, lines, pair)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dspark_jax.decode import ladder
 from dspark_jax.io import cli, cost_file, files
+from dspark_jax.plans import ladder
 from infer import facts, profile
 from tests.infer.conftest import BLOCK
 
