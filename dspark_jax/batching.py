@@ -44,6 +44,9 @@ CHUNKS_PER_CALL = 4
 ROUNDS_BETWEEN = 4
 """Rounds of the others between two parts of a long prompt."""
 
+ROWS_IN_HALVES = 8
+"""Rows from which a pass as short as a threshold leaves it is worth a wait for its length."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
@@ -144,7 +147,9 @@ class Batch:
         self._scale = facts.scale
         self._plans = plans_of(models, cfg, shape.rows)
         self._plan = self._plans[-1]
-        self._in_halves = cfg.policy in ("threshold", "causal")
+        self._in_halves = cfg.policy == "causal" or (
+            cfg.policy == "threshold" and shape.rows >= ROWS_IN_HALVES
+        )
         self._sps, rates = _tables(models, shape, cfg, facts.costs)
         if rates is not None:
             size = block_size(models, cfg)

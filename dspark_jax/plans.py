@@ -25,7 +25,8 @@ MOST_PATIENCE = 1024
 PRIOR = 0.7
 """Confidence in drafts of which nothing is known."""
 PERIOD = 8
-"""Rounds between two looks at all plans: a look costs about as much as a layer of a small model."""
+"""Rounds between two looks at all plans: a look costs about as much as a layer of a small model.
+For as long after a change of plan there is one every round, since a change may rest on little."""
 MARGIN = 1.03
 """How much better another plan must be to be worth the change."""
 MEMORY = 16
@@ -78,7 +79,9 @@ class Outlook:
     observed: jax.Array  # [K] in how many rounds the position was drafted
     plan: jax.Array  # [] index of the plan of the next round
     best: jax.Array  # [] index of the best plan as far as is known, which a trial interrupts
+    held: jax.Array  # [] rounds since the best plan became another
     waited: jax.Array  # [] rounds since the last trial
+    base: jax.Array  # [] drafts of the best plan in front of that trial
     patience: jax.Array  # [] rounds to the next
     rates: jax.Array  # [P] rounds a second of each plan
 
@@ -94,7 +97,9 @@ def create_outlook(rows: int, most: int, plans: Sequence[Plan], rates: jax.Array
         observed=jnp.zeros(most, jnp.int32),
         plan=index,
         best=jnp.array(index),  # a buffer of its own: states are donated
+        held=jnp.int32(0),
         waited=jnp.int32(0),
+        base=jnp.int32(most),
         patience=jnp.int32(PATIENCE),
     )
 
@@ -150,17 +155,17 @@ def look_ahead(outlook: Outlook, plans: Sequence[Plan], active: jax.Array) -> Ou
 
     A position that was not drafted lately is taken as in the past, and once in a while on trial as
     if its drafts were sure to be accepted: when that would change the plan, one round of that plan
-    shows how it is. Trials in vain become rarer.
+    shows how it is. Trials become rarer, until one leads to longer drafts that last.
 
-    Only every few rounds, and behind a trial, are the plans compared.
+    Only every few rounds, behind a trial and for some rounds behind a change are plans compared.
     """
-    due = (outlook.waited % PERIOD == 0) | (outlook.plan != outlook.best)
+    due = (outlook.held < PERIOD) | (outlook.held % PERIOD == 0) | (outlook.plan != outlook.best)
     now = functools.partial(compare, plans=plans, active=active, rounds=jnp.int32(1))
     return jax.lax.cond(due, now, _wait, outlook)
 
 
 def _wait(outlook: Outlook) -> Outlook:
-    return dataclasses.replace(outlook, waited=outlook.waited + 1)
+    return dataclasses.replace(outlook, held=outlook.held + 1, waited=outlook.waited + 1)
 
 
 def compare(
@@ -176,8 +181,9 @@ def compare(
     trial, hoped = choose(jnp.cumprod(jnp.where(idle, 1.0, confidence), axis=1))
     differs = (drafts[trial] > drafts[best]) & (hoped[trial] > MARGIN * hoped[best])
     due = differs & (outlook.waited >= outlook.patience)
-    longer = drafts[best] > drafts[outlook.best]
-    patience = jnp.where(due, jnp.minimum(2 * outlook.patience, MOST_PATIENCE), outlook.patience)
+    held = jnp.where(best == outlook.best, outlook.held + rounds, 0)
+    lasting = (held >= PERIOD) & (drafts[best] > outlook.base)
+    patience = jnp.where(lasting, PATIENCE, outlook.patience)
     # What a trial shows counts alone, and not as one of many rounds.
     fresh = due & idle
     return dataclasses.replace(
@@ -186,8 +192,10 @@ def compare(
         observed=jnp.where(fresh, 0, outlook.observed),
         plan=jnp.where(due, trial, best),
         best=best,
+        held=held,
         waited=jnp.where(due, 0, outlook.waited + rounds),
-        patience=jnp.where(longer, PATIENCE, patience),
+        base=jnp.where(due, drafts[best], outlook.base),
+        patience=jnp.where(due, jnp.minimum(2 * patience, MOST_PATIENCE), patience),
     )
 
 

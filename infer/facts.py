@@ -122,6 +122,7 @@ def read_costs(
         slots=shape.rows,
         device=jax.devices()[0].device_kind,
         dtype=settings.dtype,
+        greedy=cfg.greedy,
     )
     try:
         found.table.rates(plans_of(models, cfg, shape.rows))

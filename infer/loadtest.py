@@ -181,6 +181,8 @@ def run(settings: Settings) -> None:
             results += [summarise(*x, table) for x in zip(engines, runs, strict=True)]
             ratios = load_report.compare(results)
             write(settings, results, ratios, tables)
+            # Executables of this many rows: a process has room for some thousands of them.
+            jax.clear_caches()
     print("\n".join(load_report.describe(results, ratios)))
     print(f"{settings.output}: {', '.join(sorted(p.name for p in settings.output.iterdir()))}")
 

@@ -107,6 +107,7 @@ def run(settings: Settings) -> None:
         slots=settings.slots,
         device=jax.devices()[0].device_kind,
         dtype=settings.dtype,
+        greedy=cfg.greedy,
         context=settings.context,
         date=date.today().isoformat(),
         table=table,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def load(path: Path) -> Calibration:
             entries=tuple(_entry(e, int(values["block_size"])) for e in values["entries"]),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path}: not a calibration ({error!r})") from error
+        raise InputError(f"{path}: not a calibration ({files.fault(error)})") from error
 
 
 def _entry(values: dict[str, Any], size: int) -> Entry:
@@ -87,7 +88,8 @@ def _entry(values: dict[str, Any], size: int) -> Entry:
         name: tuple(float(x) for x in values[name])
         for name in ("temperatures", "ece_before", "ece_after")
     }
-    if any(len(x) != size for x in numbers.values()) or min(numbers["temperatures"]) <= 0:
+    right = all(len(x) == size for x in numbers.values())
+    if not (right and all(0 < t < math.inf for t in numbers["temperatures"])):
         raise ValueError(f"expected {size} numbers above 0")
     return Entry(
         temperature=float(values["temperature"]),

@@ -25,6 +25,8 @@ class CostFile:
     slots: int
     device: str
     dtype: str
+    greedy: bool
+    """Whether tokens were taken by argmax alone."""
     context: int
     """Tokens that each row held."""
     date: str
@@ -63,8 +65,9 @@ def load(path: Path) -> CostFile:
         names = {f.name: str for f in dataclasses.fields(CostFile)} | dict.fromkeys(
             ("block_size", "slots", "context"), int
         )
+        names["greedy"] = bool
         del names["table"]
         fields = {name: kind(values[name]) for name, kind in names.items()}
         return CostFile(**fields, table=CostTable(fields["slots"], seconds))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"{path}: not a cost table ({error!r})") from error
+        raise InputError(f"{path}: not a cost table ({files.fault(error)})") from error

@@ -26,6 +26,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def fault(error: Exception) -> str:
+    """What was wrong with a value that was read, for people."""
+    return f"{error} is missing" if isinstance(error, KeyError) else str(error)
+
+
 def write_whole(path: Path, text: str) -> None:
     """Writes a file, whole or not at all."""
     temporary = path.with_name(path.name + ".tmp")

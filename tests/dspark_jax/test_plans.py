@@ -113,8 +113,8 @@ class Story:
 def test_bad_drafts_are_given_up_and_tried_again(jit):
     """Drafting costs half of a round: 1.5 + as much is needed; with .2 it gains .24."""
     story = Story([1.0, 2 / 3], jit)
-    # The first look at what there is to see.
-    assert story.rounds(PERIOD + 2, 0.2) == [2] * (PERIOD + 1) + [0]
+    # The first look at what there is to see, as plans are compared every round at first.
+    assert story.rounds(PERIOD, 0.2) == [2] * 2 + [0] * (PERIOD - 2)
     later = story.rounds(400 if jit else 70, 0.2)
     trials = [i for i, drafts in enumerate(later) if drafts]
     gaps = np.diff(trials)
@@ -131,6 +131,20 @@ def test_bad_drafts_are_given_up_and_tried_again(jit):
     assert easy[start + 1 :][: PERIOD - 1] == [0] * (PERIOD - 1)
     assert set(easy[start + 1 + PERIOD :]) == {2}
     assert int(story.outlook.patience) == PATIENCE
+
+
+def test_a_lucky_trial_is_found_out_at_once():
+    """Drafts that looked good once are given up when they don't last, and trials stay rare."""
+    story = Story([1.0, 2 / 3])
+    story.rounds(PERIOD, 0.2)
+    drafted = []
+    for _ in range(PATIENCE + 3 * PERIOD):
+        drafted += story.rounds(1, 0.2 if sum(drafted) else 0.7)
+    first = drafted.index(2)
+    again = drafted.index(2, first + 1)
+    # Means of .7, .45, .37 and .33: the last gains .43 for the half that it costs.
+    assert drafted[again:] == [2] * 4 + [0] * (len(drafted) - again - 4)
+    assert int(story.outlook.patience) == 2 * PATIENCE
 
 
 def test_what_cannot_pay_is_never_tried():

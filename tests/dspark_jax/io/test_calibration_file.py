@@ -60,6 +60,14 @@ def test_another_pair_or_block_is_refused(made, saved):
         made.check_fits(saved / "target", saved / "vanilla", 3)
 
 
+@pytest.mark.parametrize("odd", [0.0, -1.0, float("nan"), float("inf")])
+def test_temperatures_that_cannot_be(made, tmp_path, odd):
+    entry = dataclasses.replace(made.entries[0], temperatures=(1.0, odd))
+    dataclasses.replace(made, entries=(entry,)).save(tmp_path / "calibration.json")
+    with pytest.raises(InputError, match=r"not a calibration \(expected 2 numbers above 0\)"):
+        calibration_file.load(tmp_path / "calibration.json")
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -18,6 +18,7 @@ MADE = CostFile(
     slots=2,
     device="abacus",
     dtype="float32",
+    greedy=False,
     context=16,
     date="2026-01-31",
     table=CostTable(2, {Plan(0, 2): 0.25, Plan(2, 4): 1 / 3, Plan(2, 6): 1.5}),
@@ -83,7 +84,7 @@ def test_a_field_that_is_missing_and_a_file_that_is(tmp_path):
     values = json.loads(path.read_text())
     del values["device"]
     path.write_text(json.dumps(values))
-    with pytest.raises(InputError, match="device"):
+    with pytest.raises(InputError, match=r"not a cost table \('device' is missing\)"):
         cost_file.load(path)
     path.write_text("{")
     with pytest.raises(InputError, match="not valid JSON"):
