@@ -19,7 +19,8 @@ import jax.numpy as jnp
 from flax import struct
 
 PATIENCE = 64
-"""Rounds until a plan that would win if the drafts were good is tried, at first."""
+"""Until a plan that would win if the drafts were good is tried, at first. Counted in rounds of
+that plan, so that trials take the same part of the time however long they are."""
 MOST_PATIENCE = 1024
 """It doubles whenever that was in vain, up to this."""
 PRIOR = 0.7
@@ -82,7 +83,7 @@ class Outlook:
     held: jax.Array  # [] rounds since the best plan became another
     waited: jax.Array  # [] rounds since the last trial
     base: jax.Array  # [] drafts of the best plan in front of that trial
-    patience: jax.Array  # [] rounds to the next
+    patience: jax.Array  # [] from one to the next; see `PATIENCE`
     rates: jax.Array  # [P] rounds a second of each plan
 
 
@@ -180,7 +181,8 @@ def compare(
     best = jnp.where(speeds[best] > MARGIN * speeds[outlook.best], best, outlook.best)
     trial, hoped = choose(jnp.cumprod(jnp.where(idle, 1.0, confidence), axis=1))
     differs = (drafts[trial] > drafts[best]) & (hoped[trial] > MARGIN * hoped[best])
-    due = differs & (outlook.waited >= outlook.patience)
+    rates = outlook.rates
+    due = differs & (outlook.waited * rates[trial] >= outlook.patience * rates[best])
     held = jnp.where(best == outlook.best, outlook.held + rounds, 0)
     lasting = (held >= PERIOD) & (drafts[best] > outlook.base)
     patience = jnp.where(lasting, PATIENCE, outlook.patience)

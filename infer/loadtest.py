@@ -238,7 +238,9 @@ def measure_costs(models: Models, shape: BatchShape, configs: Sequence[DecodeCon
     """Costs of all rounds that one of the policies may run."""
     kinds = sorted({plan for cfg in configs for plan in plans_of(models, cfg, shape.rows)})
     print(f"{shape.rows} rows: timing {len(kinds)} kinds of rounds, then policies", file=sys.stderr)
-    return facts.measure_costs(models, shape, configs[0], kinds)
+    # With the trace of `delayed`, whose executables then are compiled already.
+    cfg = dataclasses.replace(configs[0], trace=True)
+    return facts.measure_costs(models, shape, cfg, kinds)
 
 
 def make_engine(pair: Pair, shape: BatchShape, cfg: DecodeConfig, known: Facts) -> Engine:
