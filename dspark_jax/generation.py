@@ -49,8 +49,8 @@ def load(
     """Loads a target and its drafter; without arguments the small pair inside the package.
 
     Args:
-      target: Hugging Face folder or repository id.
-      draft: the same for a drafter in the DeepSpec layout; None for plain decoding.
+      target: Hugging Face folder or repository id, or GGUF file.
+      draft: folder or repository id of a drafter in the DeepSpec layout; None for plain decoding.
       dtype: of parameters, activations and caches.
       block_size: drafts a round, at most what the drafter was trained for; default: all.
     """

@@ -46,7 +46,8 @@ class Settings:
     output: Path
     """JSON file for the calibration."""
     target: str | None = None
-    """Hugging Face folder or repository id of the target; default: the one in the package."""
+    """Hugging Face folder or repository id, or GGUF file, of the target; default: the one in the
+    package."""
     draft: str | None = None
     """The same of its drafter; default: the one in the package."""
     temperatures: tuple[float, ...] = (0.0, 1.0)

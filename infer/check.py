@@ -27,7 +27,7 @@ from dspark_jax.config import DrafterConfig, TargetConfig, TransformerConfig, re
 from dspark_jax.generation import Pair
 from dspark_jax.io import cli, files
 from dspark_jax.io.model_config import DRAFTER, TARGETS
-from dspark_jax.io.tensors import Tensors
+from dspark_jax.io.tensors import Tensors, open_tensors
 from dspark_jax.request import Request
 from dspark_jax.state import Models
 from dspark_jax.targets import dense
@@ -48,9 +48,9 @@ class Settings:
     """Options of `infer.check`."""
 
     target: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
-    """Hugging Face folder or repository id of the target."""
+    """Hugging Face folder or repository id, or GGUF file, of the target."""
     draft: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DRAFT")]
-    """The same of the drafter."""
+    """Folder or repository id of the drafter."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of parameters, activations and caches."""
     max_new_tokens: int = 64
@@ -137,7 +137,7 @@ def compare_copies(target: Path, draft: Path, cfg: TargetConfig) -> list[tuple[s
     Returns:
       What to say and whether it is good, for each.
     """
-    theirs, ours = Tensors(target), Tensors(draft)
+    theirs, ours = open_tensors(target), Tensors(draft)
     shape = (cfg.vocab_size, cfg.hidden_size)
     embed = "model.embed_tokens.weight"
     found = []

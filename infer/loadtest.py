@@ -54,7 +54,8 @@ class Settings:
     output: Path
     """Folder for loadtest.json, throughput.png and concurrency.png."""
     target: str | None = None
-    """Hugging Face folder or repository id of the target; default: the one in the package."""
+    """Hugging Face folder or repository id, or GGUF file, of the target; default: the one in the
+    package."""
     draft: str | None = None
     """The same of its drafter; default: the one in the package."""
     prompts: Path | None = None

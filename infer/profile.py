@@ -36,7 +36,8 @@ class Settings:
     output: Path
     """JSON file for the table."""
     target: str | None = None
-    """Hugging Face folder or repository id of the target; default: the one in the package."""
+    """Hugging Face folder or repository id, or GGUF file, of the target; default: the one in the
+    package."""
     draft: str | None = None
     """The same of its drafter; default: the one in the package."""
     slots: int = 8

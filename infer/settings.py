@@ -25,9 +25,11 @@ class Settings:
     """Options of `infer.generate`."""
 
     target: str | None = None
-    """Hugging Face folder or repository id of the target; default: the one in the package."""
+    """Hugging Face folder or repository id, or GGUF file, of the target; default: the one in the
+    package."""
     draft: str | None = None
-    """The same of its drafter, or none for plain decoding; default: the one in the package."""
+    """Folder or repository id of its drafter, or none for plain decoding; default: the one in the
+    package."""
     prompts: Path | None = None
     """JSONL file to read; default: a few prompts of the package, printed with their figures."""
     output: Path | None = None
@@ -169,5 +171,5 @@ class Settings:
 
 
 def _where(model: str | None) -> str | None:
-    """A folder, wherever the command was started."""
-    return str(Path(model).resolve()) if model is not None and Path(model).is_dir() else model
+    """A folder or file, wherever the command was started."""
+    return str(Path(model).resolve()) if model is not None and Path(model).exists() else model

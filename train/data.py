@@ -203,7 +203,7 @@ class Encoder(grain.experimental.FlatMapTransform):
         found = [i for i in ids if i in self.stop_token_ids]
         require(
             len(found) > 0,
-            f"{self.tokenizer.folder}: the chat template ends no assistant turn with one of the"
+            f"{self.tokenizer.path}: the chat template ends no assistant turn with one of the"
             f" target's stop tokens {list(self.stop_token_ids)}",
         )
         return found[-1]

@@ -128,7 +128,8 @@ class Settings:
     workdir: Path = Path("runs/tiny")
     """Folder of checkpoints, metrics and the exported drafter; a run found there goes on."""
     target: str = EMBEDDED
-    """Hugging Face folder or repository id; `embedded` is the small target of this package."""
+    """Hugging Face folder or repository id, or GGUF file; `embedded` is the small target of this
+    package."""
     start: Literal["random", "target"] = "random"
     """Initial values of the drafter's layers: drawn, or those of layers of the target."""
     seed: int = 0

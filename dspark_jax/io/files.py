@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dspark_jax.config import InputError, require
+from dspark_jax.io import gguf
 
 HEADER_LENGTH = 8
 """Bytes in front of a safetensors header that say how long it is."""
@@ -44,9 +45,13 @@ def write_whole(path: Path, text: str) -> None:
 def fingerprint(folder: Path) -> str:
     """Hash of a model's config.json and of the headers of its safetensors files.
 
+    Of a GGUF file it is that of all in front of the weights.
+
     Cheap whatever the size of the model; it tells architectures, shapes and dtypes apart, and not
     two trainings of the same.
     """
+    if gguf.is_gguf(folder):
+        return hashlib.sha256(gguf.open_file(folder).header).hexdigest()
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     for path in sorted(folder.glob("*.safetensors")):
         with open(path, "rb") as file:
@@ -56,8 +61,14 @@ def fingerprint(folder: Path) -> str:
 
 
 def resolve(name: str | Path) -> Path:
-    """A local folder, or a repository id of the Hugging Face hub, downloaded into its cache."""
+    """A local folder or GGUF file, or a repository of the Hugging Face hub in its cache.
+
+    What is not in the cache is downloaded.
+    """
     path = Path(name)
+    if gguf.is_gguf(path):
+        require(path.is_file(), f"{name}: no such file")
+        return path
     is_repository = (
         isinstance(name, str) and name.count("/") == 1 and not name.startswith((".", "/"))
     )

@@ -1,4 +1,4 @@
-"""Hugging Face folders: targets in, drafters in and out."""
+"""Hugging Face folders: targets in (also from GGUF files), drafters in and out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from dspark_jax.config import DrafterConfig, TargetConfig, require
 from dspark_jax.drafters import dspark
 from dspark_jax.io import files, layouts, model_config
-from dspark_jax.io.tensors import Tensors, load_parameters, report_extra
+from dspark_jax.io.tensors import Tensors, load_parameters, open_tensors, report_extra
 from dspark_jax.targets import dense
 
 log = logging.getLogger(__name__)
@@ -25,18 +25,19 @@ log = logging.getLogger(__name__)
 def load_target(
     path: str | Path, *, dtype: Any = jnp.float32, shardings: Any = None
 ) -> tuple[TargetConfig, dense.Target]:
-    """A frozen target from a Hugging Face folder or repository id.
+    """A frozen target from a Hugging Face folder or repository id, or a GGUF file.
 
     Args:
-      path: folder with config.json and safetensors (one file, or shards with an index).
+      path: folder with config.json and safetensors (one file, or shards with an index), or a name
+        that ends in .gguf.
       dtype: of the parameters, whatever the files hold (bf16, f16, f32).
       shardings: pytree of shardings of `dense.specs(config)`; default: the first device.
     Raises:
-      InputError: anything wrong with the folder, in one line.
+      InputError: anything wrong with the files, in one line.
     """
     folder = files.resolve(path)
     cfg = model_config.load_target_config(folder)
-    tensors, layout = Tensors(folder), layouts.target_layout(cfg)
+    tensors, layout = open_tensors(folder), layouts.target_layout(cfg)
     params = load_parameters(tensors, dense.specs(cfg), layout, dtype, shardings)
     report_extra(tensors, layout, known=("lm_head.weight",))
     return cfg, params

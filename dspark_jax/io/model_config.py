@@ -1,4 +1,4 @@
-"""config.json of targets and drafters, read and written."""
+"""config.json of targets and drafters, read and written; for targets also GGUF files, read."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dspark_jax.config import (
     TransformerConfig,
     require,
 )
+from dspark_jax.io import gguf
 from dspark_jax.io.files import read_json
 
 TARGETS = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
@@ -24,7 +25,7 @@ class _Fields:
 
     def __init__(self, folder: Path):
         self.path = folder / "config.json"
-        require(folder.is_dir(), f"{folder}: no such folder")
+        require(folder.is_dir(), f"{folder}: expected a folder")
         require(self.path.exists(), f"{folder}: no config.json in this folder")
         self.values = read_json(self.path)
 
@@ -113,7 +114,12 @@ def _stop_token_ids(folder: Path, fields: _Fields) -> tuple[int, ...]:
 
 
 def load_target_config(folder: Path) -> TargetConfig:
-    """Reads a target's config.json (and generation_config.json for its stop tokens)."""
+    """Sizes of a target, from a folder or a GGUF file.
+
+    Of a folder config.json is read, and generation_config.json for the stop tokens.
+    """
+    if gguf.is_gguf(folder):
+        return gguf.open_file(folder).config()
     fields = _Fields(folder)
     kind = fields.values.get("model_type")
     known = isinstance(kind, str) and TARGETS.get(kind) == fields.architecture()

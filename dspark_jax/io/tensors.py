@@ -1,4 +1,4 @@
-"""Safetensors files of a folder, read tensor by tensor."""
+"""Weights of a folder of safetensors files, or of a GGUF file, read tensor by tensor."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from dspark_jax.config import InputError, require
+from dspark_jax.io import gguf
 from dspark_jax.io.files import read_json
 
 log = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ class Tensors:
     """The safetensors files of a folder: one file, or shards with an index."""
 
     def __init__(self, folder: Path):
-        self.folder = folder
+        self.path = folder
         index = folder / "model.safetensors.index.json"
         if index.exists():
             self._file_of = _weight_map(index)
@@ -32,7 +33,7 @@ class Tensors:
         self._files = {name: self._open(name) for name in sorted(set(self._file_of.values()))}
 
     def _open(self, name: str):
-        path = self.folder / name
+        path = self.path / name
         require(path.exists(), f"{path}: shard is missing, but the index names it")
         try:
             return safe_open(path, framework="numpy")
@@ -47,8 +48,8 @@ class Tensors:
 
     def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """One tensor, which must have this shape."""
-        require(name in self, f"{self.folder}: tensor {name} is missing")
-        path = self.folder / self._file_of[name]
+        require(name in self, f"{self.path}: tensor {name} is missing")
+        path = self.path / self._file_of[name]
         file = self._files[path.name]
         require(
             name in file.keys(),  # noqa: SIM118 (not a dict)
@@ -57,7 +58,7 @@ class Tensors:
         found = tuple(file.get_slice(name).get_shape())
         require(
             found == shape,
-            f"{self.folder}: tensor {name} has shape {list(found)}, expected {list(shape)}",
+            f"{self.path}: tensor {name} has shape {list(found)}, expected {list(shape)}",
         )
         return file.get_tensor(name)
 
@@ -73,7 +74,14 @@ def _weight_map(index: Path) -> dict[str, str]:
     return found
 
 
-def load_parameters(tensors: Tensors, specs: Any, layout: Any, dtype: Any, shardings: Any) -> Any:
+def open_tensors(path: Path) -> Tensors | gguf.GgufFile:
+    """What `load_parameters` reads from, for a folder or a GGUF file."""
+    return gguf.open_file(path) if gguf.is_gguf(path) else Tensors(path)
+
+
+def load_parameters(
+    tensors: Tensors | gguf.GgufFile, specs: Any, layout: Any, dtype: Any, shardings: Any
+) -> Any:
     """Parameters one by one: the host never holds more than one of them beside the devices."""
 
     def one(spec, codec, sharding):
@@ -88,10 +96,10 @@ def load_parameters(tensors: Tensors, specs: Any, layout: Any, dtype: Any, shard
     return jax.tree.unflatten(treedef, values)
 
 
-def report_extra(tensors: Tensors, layout: Any, *, known: Iterable[str]) -> None:
+def report_extra(tensors: Tensors | gguf.GgufFile, layout: Any, *, known: Iterable[str]) -> None:
     """Warns once of the tensors that neither `layout` nor `known` names."""
     used = {name for codec in jax.tree.leaves(layout) for name in codec.names}
     extra = sorted(tensors.names() - used - set(known))
     extra = [name for name in extra if not name.endswith("rotary_emb.inv_freq")]
     if extra:
-        log.warning("%s: ignoring unknown tensors %s", tensors.folder, ", ".join(extra))
+        log.warning("%s: ignoring unknown tensors %s", tensors.path, ", ".join(extra))

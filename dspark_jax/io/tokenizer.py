@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dspark_jax.config import InputError, require
+from dspark_jax.io import gguf, gguf_tokenizer
 from dspark_jax.io.files import read_json, resolve
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ Messages = Sequence[Mapping[str, str]]
 class Tokenizer:
     """Text to token ids and back, and chats as the model was trained to read them."""
 
-    folder: Path
+    path: Path
+    """Folder or GGUF file that it comes from."""
     backend: PreTrainedTokenizerFast
 
     @property
@@ -71,8 +73,9 @@ class Tokenizer:
 
         require(
             self.backend.chat_template is not None,
-            f"{self.folder}: the tokenizer has no chat template, expected chat_template.jinja or"
-            " chat_template in tokenizer_config.json; plain prompts need none",
+            f"{self.path}: the tokenizer has no chat template, expected chat_template.jinja or"
+            " chat_template in tokenizer_config.json (tokenizer.chat_template in a GGUF"
+            " file); plain prompts need none",
         )
         _check_messages(messages)
         try:
@@ -84,7 +87,7 @@ class Tokenizer:
             )
         except jinja2.TemplateError as error:
             reason = " ".join(str(error).split())
-            raise InputError(f"{self.folder}: the chat template refused: {reason}") from error
+            raise InputError(f"{self.path}: the chat template refused: {reason}") from error
         return str(text)
 
 
@@ -102,25 +105,28 @@ def _check_messages(messages: Messages) -> None:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer in a Hugging Face folder or repository.
+    """The tokenizer in a Hugging Face folder or repository, or in a GGUF file.
 
     tokenizer.json is taken as it stands. (`AutoTokenizer` picks a class by tokenizer_config.json
     or model type, and some of those replace the pre-tokenizer and post-processor by their own.)
 
     Raises:
-      InputError: no such folder, or no readable tokenizer.json in it.
+      InputError: no such folder or file, or no readable tokenizer in it.
     """
-    folder = resolve(path)
-    file, settings = folder / "tokenizer.json", folder / "tokenizer_config.json"
-    require(file.exists(), f"{folder}: no tokenizer.json in this folder")
-    require({"model", "added_tokens"} <= read_json(file).keys(), f"{file}: not a tokenizer")
-    if settings.exists():
-        read_json(settings)
+    path = resolve(path)
     # Importing transformers without PyTorch logs advice to install it, which nobody here needs.
     logging.getLogger("transformers").addFilter(_is_not_about_torch)
     from transformers import PreTrainedTokenizerFast
 
-    return Tokenizer(folder, PreTrainedTokenizerFast.from_pretrained(folder))
+    if gguf.is_gguf(path):
+        backend, names = gguf_tokenizer.build(gguf.open_file(path))
+        return Tokenizer(path, PreTrainedTokenizerFast(tokenizer_object=backend, **names))
+    file, settings = path / "tokenizer.json", path / "tokenizer_config.json"
+    require(file.exists(), f"{path}: no tokenizer.json in this folder")
+    require({"model", "added_tokens"} <= read_json(file).keys(), f"{file}: not a tokenizer")
+    if settings.exists():
+        read_json(settings)
+    return Tokenizer(path, PreTrainedTokenizerFast.from_pretrained(path))
 
 
 def _is_not_about_torch(record: logging.LogRecord) -> bool:
