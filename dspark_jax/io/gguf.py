@@ -105,7 +105,10 @@ class GgufFile:
         """A value of the metadata; what is missing or of another kind is an `InputError`."""
         field = self.fields.get(key)
         require(field is not None or default is not ..., f"{self.path}: {key} is missing")
-        value = default if field is None else field.contents()
+        try:
+            value = default if field is None else field.contents()
+        except UnicodeDecodeError as error:
+            raise InputError(f"{self.path}: {key} is not UTF-8 ({error})") from error
         require(
             isinstance(value, kind) or value is default,
             f"{self.path}: {key}={value!r}, expected {kind.__name__}",

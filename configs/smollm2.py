@@ -1,0 +1,41 @@
+"""DSpark with a Markov head for SmolLM2-135M-Instruct, a real model for a laptop.
+
+`python scripts/fetch_smollm2.py` puts the target where it is looked for here. Wants `--files` with
+conversations whose answers the target has written.
+"""
+
+from pathlib import Path
+
+from dspark_jax.losses import LossConfig
+from train.settings import (
+    ComputeSettings,
+    DataSettings,
+    DrafterSettings,
+    OptimizerSettings,
+    Settings,
+)
+
+SETTINGS = Settings(
+    workdir=Path("runs/smollm2"),
+    target="runs/models/SmolLM2-135M-Instruct.Q4_1.gguf",
+    start="target",
+    drafter=DrafterSettings(
+        # The LM head, which a draft needs whole, is as large as eight layers of the drafter: a few
+        # layers cost little, and what has a row for each token costs more.
+        num_layers=3,
+        block_size=5,
+        head="vanilla",
+        markov_rank=64,
+        # From the second layer to the third last, evenly.
+        target_layer_ids=(1, 8, 14, 21, 27),
+        # <empty_output>: its embedding equals, but for quantisation, those of ten other tokens for
+        # parts of notebooks and issues. None was ever trained: the target emits none of them.
+        mask_token_id=16,
+        num_anchors=64,
+    ),
+    data=DataSettings(files=(), max_length=512, batch_size=16),
+    loss=LossConfig(ce_weight=0.1, tv_weight=0.9, confidence_weight=1.0, loss_decay=4.0),
+    optimizer=OptimizerSettings(algorithm="muon", steps=2_000, learning_rate=6e-3),
+    # 64 anchors of 4 sequences are 1,280 slots; a fourth of their logits at a time are 63 MB.
+    compute=ComputeSettings(anchor_chunk=16, microbatches=4),
+)
