@@ -57,7 +57,7 @@ def test_the_mask_token_was_never_trained(pair):
     embed = np.asarray(pair.models.target.embed)
     far = np.abs(embed - embed[smollm2.SETTINGS.drafter.mask_token_id]).max(axis=1)
     assert np.flatnonzero(far < 0.01)[:11].tolist() == [5, *range(7, 17)]
-    assert np.median(far) > 1
+    assert np.median(far) > 0.5
 
 
 @pytest.mark.slow
