@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -27,6 +28,7 @@ from dspark_jax.request import Completion, Request
 from dspark_jax.row import Decode, Row
 from dspark_jax.scheduler import Policy
 from dspark_jax.state import DecodeConfig, Models
+from dspark_jax.targets import dense
 
 EMBEDDED = Path(__file__).parent / "embedded"
 
@@ -69,6 +71,8 @@ def load(
                 f"block size {block_size}: expected 1..{trained}, the drafter's own",
             )
             drafter_config = dataclasses.replace(drafter_config, block_size=block_size)
+    if jax.default_backend() == "cpu":
+        target_params = dense.untie(target_params)
     models = Models(target_params, drafter_params, target_config, drafter_config)
     return Pair(models, tokenizer)
 

@@ -71,6 +71,7 @@ def test_generate(file, drafter, tmp_path):
     hf.save_target(folder, CONFIG, random_target())
     prompt = "hell"
     plain = dspark_jax.load(file, None)
+    assert plain.models.target.lm_head.shape == (CONFIG.hidden_size, CONFIG.vocab_size)
     [expected] = dspark_jax.generate(plain, [prompt], slots=1, max_new_tokens=9)
     ids = plain.tokenizer.encode(prompt)
     prompts = tmp_path / "prompts.jsonl"

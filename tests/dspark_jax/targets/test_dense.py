@@ -120,6 +120,16 @@ def test_stacked_layers_give_what_the_tuple_gives(cfg, taps):
         assert expected.features is None
 
 
+def test_a_tied_head_and_one_of_its_own():
+    tied, own = random_params(LLAMA), dense.untie(random_params(LLAMA))
+    hidden = jnp.float32(np.random.default_rng(1).normal(size=(3, LLAMA.hidden_size)))
+    assert tied.lm_head is None
+    np.testing.assert_array_equal(own.lm_head, tied.embed.T)
+    close(dense.logits(own, hidden), dense.logits(tied, hidden), 1e-6)
+    untied = random_params(QWEN3)
+    assert dense.untie(untied) is untied
+
+
 def test_taps_come_in_the_order_asked_for():
     params = random_params(QWEN3)
     tokens = jnp.arange(6)[None]
