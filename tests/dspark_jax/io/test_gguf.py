@@ -1,6 +1,7 @@
 """Targets in GGUF files: the same as from a folder, and one line for what is wrong with a file."""
 
 import dataclasses
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -180,6 +181,13 @@ def test_no_file(tmp_path):
 def test_a_file_is_read_again_when_it_has_changed(write):
     assert hf.load_target(write())[0] == CONFIG
     assert hf.load_target(write(keys={"llama.context_length": 99}))[0].max_position == 99
+
+
+def test_without_the_extra(write, monkeypatch):
+    path = write()
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    message = refused(hf.load_target, path)
+    assert message == f"{path}: to read GGUF files install dspark_jax[gguf]"
 
 
 def test_a_drafter_is_a_folder(write):
