@@ -6,10 +6,13 @@ import jax
 import numpy as np
 import pytest
 
+from dspark_jax import sharding
 from dspark_jax.io import cli, hf, model_config
-from train import main as train_main
+from train import run as train_run
 from train.checkpoint import Checkpoints, SaveError
-from train.main import main
+from train.main import main, parse_arguments
+from train.prepare import step_config
+from train.step import abstract_state
 
 SMALL = [
     *("--num-layers", "1"),
@@ -75,7 +78,7 @@ def test_the_exported_drafter_is_the_last_checkpoint(finished, small_target):
     cfg.check_fits(model_config.load_target_config(small_target))
     checkpoints = Checkpoints(finished / "checkpoints", keep=2)
     assert checkpoints.latest == 6
-    settings = train_main.parse_arguments(["--workdir", str(finished), *SMALL])
+    settings = parse_arguments(["--workdir", str(finished), *SMALL])
     state, _ = checkpoints.restore(abstract(settings, small_target))
     checkpoints.close()
     jax.tree.map(np.testing.assert_array_equal, params, state.params)
@@ -83,9 +86,8 @@ def test_the_exported_drafter_is_the_last_checkpoint(finished, small_target):
 
 def abstract(settings, folder):
     target = model_config.load_target_config(folder)
-    cfg = train_main.step_config(settings, target, settings.drafter.config(target))
-    mesh = train_main.sharding.make_mesh(1)
-    return train_main.abstract_state(cfg, mesh)
+    cfg = step_config(settings, target, settings.drafter.config(target))
+    return abstract_state(cfg, sharding.make_mesh(1))
 
 
 def test_a_stopped_run_goes_on_as_if_nothing_had_been(
@@ -99,7 +101,7 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_been(
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patched:
-        patched.setattr(train_main.Logs, "advance", advance)
+        patched.setattr(train_run.Logs, "advance", advance)
         assert command("run") == 128 + signal.SIGTERM
     assert len(steps) == 3
     assert "stopped at step 3 of 6" in capsys.readouterr().err
