@@ -53,6 +53,10 @@ class LossConfig:
         )
 
 
+BINS = 20
+"""Of equal width, for the expected calibration error of confidences."""
+
+
 @struct.dataclass
 class Sums:
     """Sums over slots and anchors; they add up over chunks, batches and steps."""
@@ -63,16 +67,28 @@ class Sums:
     bce: jax.Array  # [] weighted
     slots: jax.Array  # [K] number of slots that count
     acceptance: jax.Array  # [K] of c*
-    bias: jax.Array  # [K] of c - c*
+    gaps: jax.Array  # [K, BINS] of c - c*, by c
     error: jax.Array  # [K] of |c - c*|
-    blocks: jax.Array  # [] number of anchors whose whole block counts
-    accepted_length: jax.Array  # [] of their expected accepted lengths, the bonus token included
+    survival: jax.Array  # [K] of c*_1 ... c*_k, over anchors whose whole block counts
+    blocks: jax.Array  # [] number of those anchors
 
     @staticmethod
     def zeros(block_size: int) -> Sums:
         """Nothing yet."""
         number, by_slot = jnp.zeros(()), jnp.zeros(block_size)
-        return Sums(*[number] * 4, *[by_slot] * 4, *[number] * 2)
+        gaps = jnp.zeros((block_size, BINS))
+        return Sums(
+            weight=number,
+            ce=number,
+            tv=number,
+            bce=number,
+            slots=by_slot,
+            acceptance=by_slot,
+            gaps=gaps,
+            error=by_slot,
+            survival=by_slot,
+            blocks=number,
+        )
 
 
 def add(a: Sums, b: Sums) -> Sums:
@@ -229,16 +245,21 @@ def slot_sums(outputs: Outputs, slots: Slots, loss: LossConfig) -> Sums:
 
         if outputs.confidence is None:
             bce = bias = jnp.zeros_like(ce)
+            gaps = jnp.zeros((counted.shape[-1], BINS))
         else:
             z = jnp.where(counted, outputs.confidence, 0)
             bce = jax.nn.softplus(z) - acceptance * z
-            bias = jax.nn.sigmoid(z) - acceptance
+            certainty = jax.nn.sigmoid(z)
+            bias = certainty - acceptance
+            which = jnp.minimum((certainty * BINS).astype(jnp.int32), BINS - 1)
+            binned = jnp.where(counted, bias, 0)[..., None] * (which[..., None] == jnp.arange(BINS))
+            gaps = jax.lax.stop_gradient(binned).sum((0, 1))
 
         def by_slot(x):
             return jnp.where(counted, x, 0).sum((0, 1))
 
         whole = counted[..., -1]
-        accepted = 1 + jnp.cumprod(acceptance, axis=-1).sum(-1)
+        survival = jnp.cumprod(acceptance, axis=-1)
         return Sums(
             weight=weight.sum(),
             ce=(weight * ce).sum(),
@@ -246,10 +267,10 @@ def slot_sums(outputs: Outputs, slots: Slots, loss: LossConfig) -> Sums:
             bce=(weight * bce).sum(),
             slots=by_slot(jnp.ones_like(acceptance)),
             acceptance=by_slot(acceptance),
-            bias=by_slot(bias),
+            gaps=gaps,
             error=by_slot(jnp.abs(bias)),
-            blocks=whole.sum().astype(accepted.dtype),
-            accepted_length=jnp.where(whole, accepted, 0).sum(),
+            survival=jnp.where(whole[..., None], survival, 0).sum((0, 1)),
+            blocks=whole.sum().astype(survival.dtype),
         )
 
 
@@ -266,20 +287,23 @@ def _mean(total: jax.Array, count: jax.Array) -> jax.Array:
 def metrics(sums: Sums, cfg: DrafterConfig, loss: LossConfig) -> dict[str, jax.Array]:
     """Means by name: losses, expected accepted length, acceptance by slot, confidence errors.
 
-    `expected_accepted_length` is 1 + sum_k prod_{i<=k} c*_i (the bonus token included) over blocks
-    that count whole; `confidence_bias` the mean of c - c*, `confidence_error` that of |c - c*|,
-    over slots.
+    `survival_k` is prod_{i<=k} c*_i over blocks that count whole, and `expected_accepted_length`
+    1 (the bonus token) plus all of these. `confidence_bias` is the mean of c - c*,
+    `confidence_error` that of |c - c*|, over slots; `confidence_ece` the expected calibration
+    error, in `BINS` bins of c.
     """
     found = {
         "loss": _mean(objective(sums, loss), sums.weight),
         "ce_loss": _mean(sums.ce, sums.weight),
         "tv_loss": _mean(sums.tv, sums.weight),
-        "expected_accepted_length": _mean(sums.accepted_length, sums.blocks),
+        "expected_accepted_length": _mean(sums.blocks + sums.survival.sum(), sums.blocks),
     }
     for k in range(cfg.block_size):
         found[f"acceptance_{k + 1}"] = _mean(sums.acceptance[k], sums.slots[k])
+        found[f"survival_{k + 1}"] = _mean(sums.survival[k], sums.blocks)
     if cfg.confidence_head:
         found["confidence_loss"] = _mean(sums.bce, sums.weight)
-        found["confidence_bias"] = _mean(sums.bias.sum(), sums.slots.sum())
+        found["confidence_bias"] = _mean(sums.gaps.sum(), sums.slots.sum())
         found["confidence_error"] = _mean(sums.error.sum(), sums.slots.sum())
+        found["confidence_ece"] = _mean(jnp.abs(sums.gaps.sum(0)).sum(), sums.slots.sum())
     return found

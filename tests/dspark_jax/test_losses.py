@@ -177,10 +177,11 @@ def test_sums_against_a_loop():
         e = np.exp(x.astype(np.float64) - x.max())
         return e / e.sum()
 
-    want = dict.fromkeys(("weight", "ce", "tv", "bce", "blocks", "accepted_length"), 0.0)
-    by_slot = {n: np.zeros(k) for n in ("slots", "acceptance", "bias", "error")}
+    want = dict.fromkeys(("weight", "ce", "tv", "bce", "blocks"), 0.0)
+    by_slot = {n: np.zeros(k) for n in ("slots", "acceptance", "error")}
+    survived, gaps = np.zeros(k), np.zeros((k, losses.BINS))
     for i, j in np.ndindex(b, a):
-        survival, length = 1.0, 1.0
+        survival = np.ones(k)
         for n in range(k):
             if not counted[i, j, n]:
                 break
@@ -191,22 +192,24 @@ def test_sums_against_a_loop():
             want["ce"] += -w * np.log(p[labels[i, j, n]])
             want["tv"] += w * tv
             want["bce"] += -w * (accept * np.log(c) + (1 - accept) * np.log(1 - c))
-            for name, x in zip(by_slot, (1, accept, c - accept, abs(c - accept)), strict=True):
+            for name, x in zip(by_slot, (1, accept, abs(c - accept)), strict=True):
                 by_slot[name][n] += x
-            survival *= accept
-            length += survival
+            gaps[n, int(c * losses.BINS)] += c - accept
+            survival[n:] *= accept
         else:
             want["blocks"] += 1
-            want["accepted_length"] += length
-    for name, value in {**want, **by_slot}.items():
+            survived += survival
+    for name, value in {**want, **by_slot, "gaps": gaps, "survival": survived}.items():
         np.testing.assert_allclose(getattr(sums, name), value, rtol=1e-5, atol=1e-6, err_msg=name)
     total = 0.3 * want["ce"] + 0.5 * want["tv"] + 0.7 * want["bce"]
     cfg = drafter_config()
     found = losses.metrics(sums, cfg, loss)
     np.testing.assert_allclose(found["loss"], total / want["weight"], rtol=1e-5)
-    np.testing.assert_allclose(
-        found["expected_accepted_length"], want["accepted_length"] / want["blocks"], rtol=1e-5
-    )
+    length = 1 + survived.sum() / want["blocks"]
+    np.testing.assert_allclose(found["expected_accepted_length"], length, rtol=1e-5)
+    np.testing.assert_allclose(found["survival_3"], survived[2] / want["blocks"], rtol=1e-5)
+    ece = abs(gaps.sum(0)).sum() / by_slot["slots"].sum()
+    np.testing.assert_allclose(found["confidence_ece"], ece, rtol=1e-5)
 
 
 def test_equal_distributions_are_always_accepted():
@@ -214,7 +217,7 @@ def test_equal_distributions_are_always_accepted():
     slots = Slots(*[jnp.zeros((1, 1, 2), int)] * 2, jnp.ones((1, 1, 2), bool))
     sums = losses.slot_sums(Outputs(logits, logits, None), slots, LossConfig(1, 0, 0))
     np.testing.assert_allclose(sums.acceptance, [1, 1], rtol=1e-6)
-    np.testing.assert_allclose(sums.accepted_length, 3, rtol=1e-6)
+    np.testing.assert_allclose(sums.survival, [1, 1], rtol=1e-6)
 
 
 def test_confidence_loss_is_finite_for_extreme_logits():
