@@ -20,7 +20,7 @@ import numpy as np
 from dspark_jax.config import InputError, require
 from dspark_jax.io.tokenizer import Tokenizer
 from train import corpus
-from train.settings import STDLIB, DataSettings
+from train.settings import STDLIB, STDLIB_HELD_OUT, DataSettings
 
 Message = dict[str, str]
 Window = dict[str, np.ndarray]
@@ -63,8 +63,9 @@ class Documents:
         self._items: list[Source | Path | _Line] = []
         for name in files:
             path = Path(name)
-            if name == STDLIB:
-                self._items += map(Source, corpus.stdlib_texts())
+            if name in (STDLIB, STDLIB_HELD_OUT):
+                texts = corpus.stdlib_texts(held_out=name == STDLIB_HELD_OUT)
+                self._items += map(Source, texts)
                 continue
             require(path.is_file(), f"{path}: no such file, expected text, JSONL or {STDLIB}")
             found = list(_lines(path)) if path.suffix == ".jsonl" else [path]

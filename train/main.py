@@ -4,7 +4,8 @@
 
 Without a preset it is `tiny`: a drafter for the small target that comes with the package. Writes
 checkpoints, metrics.jsonl, TensorBoard events, config.json and at the end the exported drafter
-under --workdir; started again with the same settings it goes on where it was.
+under --workdir; started again with the same settings it goes on where it was, on whatever devices.
+SIGTERM and SIGINT save what there is and end it with exit code 0.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from safetensors import SafetensorError
 import configs
 from dspark_jax.config import require
 from dspark_jax.io import cli
+from train.lookout import Diverged
 from train.prepare import prepare
 from train.settings import Settings
 
@@ -28,7 +30,7 @@ def main(args: Sequence[str]) -> int:
     settings = parse_arguments(args)
     try:
         return train(settings)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, Diverged) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
 
@@ -49,13 +51,12 @@ def parse_arguments(args: Sequence[str]) -> Settings:
 
 
 def train(settings: Settings) -> int:
-    """A whole run, or the rest of one."""
+    """A whole run, or the rest of one, up to a signal."""
     with cli.stop_signals() as stopped:
         run = prepare(settings)
-        code = run.loop(stopped)
-        if code == 0:
+        if run.loop(stopped):
             run.export()
-        return code
+        return 0
 
 
 if __name__ == "__main__":

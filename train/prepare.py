@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
 
+import grain
 import jax
+from jax.sharding import Mesh
 
 from dspark_jax import sharding
 from dspark_jax.config import DrafterConfig, TargetConfig, require
-from dspark_jax.io import model_config
+from dspark_jax.drafters import dspark
+from dspark_jax.drafters.dspark import Drafter
+from dspark_jax.io import files, hf, model_config
 from dspark_jax.io.tokenizer import load_tokenizer
-from train.checkpoint import Checkpoints
+from train.checkpoint import Checkpoints, steps
 from train.data import make_batches
-from train.run import Run
+from train.evaluation import HeldOut
+from train.logs import check_wandb
+from train.meter import Pool
+from train.run import Run, batch_of
 from train.settings import Settings
 from train.step import StepConfig, abstract_state, init_state, state_shardings
 from train.target import load_target, target_folder
-from train.workdir import check_workdir, write_workdir
+from train.workdir import CHECKPOINTS, check_workdir, write_workdir
 
 
 def prepare(settings: Settings) -> Run:
     """Checks everything that can be wrong, then loads the target and the last checkpoint."""
     check_workdir(settings)
+    check_wandb(settings)
     folder = target_folder(settings)
     target_config = model_config.load_target_config(folder)
     drafter_config = settings.drafter.config(target_config)
@@ -39,20 +49,64 @@ def prepare(settings: Settings) -> Run:
         f" {target_config.vocab_size} of the target",
     )
     stops = target_config.stop_token_ids or tokenizer.eos_ids
-    batches = make_batches(settings.data, tokenizer, stops, seed=settings.seed)
+    cfg = step_config(settings, target_config, drafter_config)
+
+    def batches_of(names: tuple[str, ...]) -> grain.DatasetIterator:
+        data = dataclasses.replace(settings.data, files=names)
+        return make_batches(data, tokenizer, stops, seed=settings.seed)
+
+    batches, held_out = batches_of(settings.data.files), None
+    if settings.held_out_files:
+        rows = itertools.islice(
+            batches_of(settings.held_out_files), settings.evaluation.evaluate_batches
+        )
+        held_out = HeldOut(cfg, mesh, [batch_of(items) for items in rows])
+    begun = bool(steps(settings.workdir / CHECKPOINTS))
+    params = None if begun else initial_drafter(settings, drafter_config, mesh)
     target = load_target(settings, folder, target_config, mesh)
     write_workdir(settings)
 
-    cfg = step_config(settings, target_config, drafter_config)
-    checkpoints = Checkpoints(settings.workdir / "checkpoints", keep=settings.keep)
+    checkpoints = Checkpoints(
+        settings.workdir / CHECKPOINTS, keep=settings.keep, keep_best=settings.keep_best
+    )
+    pool = Pool.start(drafter_config.block_size)
     if checkpoints.latest is None:
         places = state_shardings(cfg, mesh)
-        start = target if settings.start == "target" else None
+        start = target if settings.start == "target" and params is None else None
         state = jax.jit(functools.partial(init_state, cfg), out_shardings=places)(start)
+        state = state if params is None else state.replace(params=params)
     else:
         state, place = checkpoints.restore(abstract_state(cfg, mesh))
-        batches.set_state(place)
-    return Run(settings, cfg, mesh, target, state, batches, checkpoints)
+        batches.set_state(place["data"])
+        pool = Pool.of(place["pool"])
+    return Run(settings, cfg, mesh, target, tokenizer, state, batches, pool, held_out, checkpoints)
+
+
+def initial_drafter(settings: Settings, cfg: DrafterConfig, mesh: Mesh) -> Drafter | None:
+    """The drafter to go on training, as float32 masters; None when there is none.
+
+    Raises:
+      InputError: it is not what the settings ask for, with the first difference.
+    """
+    name = settings.init_from
+    if name is None:
+        return None
+    folder = files.resolve(name)
+    there = model_config.load_drafter_config(folder)
+    for field in dataclasses.fields(cfg):
+        theirs, ours = getattr(there, field.name), getattr(cfg, field.name)
+        require(
+            theirs == ours or field.name == "num_anchors",
+            f"{name}: {field.name} is {theirs} in the drafter and {ours} by the settings and the"
+            " target; expected the same",
+        )
+    places = sharding.parameters(dspark.specs(cfg), mesh)
+    found, params = hf.load_drafter(folder, shardings=places)
+    require(
+        found.confidence_head == cfg.confidence_head,
+        f"{name}: it has no weights of a confidence head; expected them, or confidence_head=False",
+    )
+    return params
 
 
 def step_config(settings: Settings, target: TargetConfig, drafter: DrafterConfig) -> StepConfig:
@@ -62,6 +116,7 @@ def step_config(settings: Settings, target: TargetConfig, drafter: DrafterConfig
         drafter=drafter,
         loss=settings.loss,
         optimizer=settings.optimizer,
+        guard=settings.guard,
         seed=settings.seed,
         anchor_chunk=settings.compute.anchor_chunk,
         microbatches=settings.compute.microbatches,

@@ -1,23 +1,34 @@
-"""A training run: the loop over steps, with metrics, checkpoints and signals."""
+"""A training run: the loop over steps, with metrics, evaluations, checkpoints and signals."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
+from typing import Any
 
 import grain
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from dspark_jax import sharding
 from dspark_jax.io import hf
+from dspark_jax.io.tokenizer import Tokenizer
 from dspark_jax.targets import dense
 from train.checkpoint import Checkpoints
+from train.evaluation import SCORE, HeldOut, decode, prompts
 from train.logs import Logs
-from train.meter import Meter
+from train.lookout import Lookout
+from train.meter import Meter, Pool
+from train.resources import peak_flops, step_flops
 from train.settings import Settings
 from train.step import Batch, StepConfig, TrainState, make_step
+from train.trace import Trace
+
+AGREE_EVERY = 8
+"""Steps between two times at which processes tell each other of signals."""
 
 
 @dataclasses.dataclass
@@ -28,35 +39,58 @@ class Run:
     cfg: StepConfig
     mesh: Mesh
     target: dense.Target
+    tokenizer: Tokenizer
     state: TrainState
     batches: grain.DatasetIterator
+    pool: Pool  # of the steps since the last line of metrics
+    held_out: HeldOut | None
     checkpoints: Checkpoints
 
-    def loop(self, stopped: list[int]) -> int:
-        """Trains to the end, or until a signal is in `stopped`; returns the exit code."""
+    def loop(self, stopped: list[int]) -> bool:
+        """Trains to the end, or until a signal is in `stopped`; returns whether it is the end.
+
+        Raises:
+          Diverged: too many steps in a row were skipped.
+          SaveError: a checkpoint could not be written.
+        """
         settings, steps = self.settings, self.settings.optimizer.steps
         step, done = make_step(self.cfg, self.mesh), int(self.state.step)
-        logs = Logs(settings.workdir, step=done, steps=steps)
-        meter = Meter(self.cfg)
+        places, data = sharding.batch(self.mesh), settings.data
+        meter = Meter(
+            self.cfg,
+            self.pool,
+            step_flops=step_flops(self.cfg, data.batch_size, data.max_length),
+            peak_flops=peak_flops(self.mesh.devices.flatten().tolist(), settings.watch.peak_flops),
+        )
+        logs = Logs(settings, step=done)
+        trace = Trace(settings.workdir / "profile", settings.watch.profile)
+        lookout = Lookout(self.checkpoints, settings.guard.max_skipped)
         saved = self.checkpoints.latest
         try:
-            while done < steps and not stopped:
-                items = next(self.batches)
-                batch = jax.device_put(
-                    Batch(items["tokens"], items["loss_mask"]), sharding.batch(self.mesh)
-                )
+            while done < steps and not _any_process(bool(stopped), done):
+                with meter.waiting():
+                    items = next(self.batches)
+                    batch = jax.device_put(batch_of(items), places)
+                trace.before(done + 1)
                 self.state, report = step(self.state, self.target, batch)
                 done += 1
+                trace.after(done, report)
                 meter.add(report, int(items["length"].sum()))
+                lookout.add(done, report)
                 logs.advance()
                 if done % settings.log_every == 0 or done == steps:
-                    logs.write(done, meter.read())
+                    logs.write("metrics", done, meter.read())
+                score = self.evaluate(done, logs, meter)
                 if done % settings.save_every == 0 or done == steps:
-                    self.save(done)
+                    lookout.settle()
+                    self.save(done, meter, score)
                     saved = done
             if done < steps and saved != done:
-                self.save(done)
+                lookout.settle()
+                self.save(done, meter, None)
+            self.checkpoints.wait()
         finally:
+            trace.close()
             logs.close()
             self.checkpoints.close()
         if done < steps:
@@ -64,11 +98,31 @@ class Run:
                 f"stopped at step {done} of {steps}; the same command goes on from there",
                 file=sys.stderr,
             )
-            return 128 + stopped[0]
-        return 0
+        return done == steps
 
-    def save(self, step: int) -> None:
-        self.checkpoints.save(step, self.state, self.batches.get_state())
+    def evaluate(self, step: int, logs: Logs, meter: Meter) -> float | None:
+        """Evaluates and decodes where it is time; returns the score of what was evaluated."""
+        asked, last = self.settings.evaluation, step == self.settings.optimizer.steps
+        due = step % asked.evaluate_every == 0 or last
+        decoding = asked.decode_every > 0 and (step % asked.decode_every == 0 or last)
+        if self.held_out is None or not (due or decoding):
+            return None
+        found: dict[str, float] = {}
+        with meter.aside():
+            if due:
+                found |= self.held_out.metrics(self.state.params, self.target)
+            if decoding:
+                starts = prompts(self.held_out.batches, asked.decode_prompts)
+                found |= decode(
+                    self.cfg, self.state.params, self.target, self.tokenizer, starts,
+                    tokens=asked.decode_tokens,
+                )  # fmt: skip
+        logs.write("evaluation", step, found)
+        return found.get(SCORE)
+
+    def save(self, step: int, meter: Meter, score: float | None) -> None:
+        place = {"data": self.batches.get_state(), "pool": meter.place()}
+        self.checkpoints.save(step, self.state, place, score=score)
 
     def export(self) -> None:
         """Writes WORKDIR/drafter."""
@@ -81,3 +135,17 @@ class Run:
             dtype=jnp.dtype(self.settings.compute.dtype),
         )
         print(f"drafter of {self.settings.optimizer.steps} steps: {folder}")
+
+
+def batch_of(items: dict[str, Any]) -> Batch:
+    """What of the data's items a step wants."""
+    return Batch(items["tokens"], items["loss_mask"])
+
+
+def _any_process(stopped: bool, step: int) -> bool:
+    """Whether a process of the run was told to stop: the same answer, at the same step, for all."""
+    if jax.process_count() == 1:
+        return stopped
+    if step % AGREE_EVERY:
+        return False
+    return bool(multihost_utils.process_allgather(np.array(stopped)).any())

@@ -12,7 +12,7 @@ from typing import Literal
 from dspark_jax.config import DrafterConfig, HeadKind, TargetConfig, require
 from dspark_jax.losses import LossConfig
 
-EMBEDDED, STDLIB = "embedded", "stdlib"
+EMBEDDED, STDLIB, STDLIB_HELD_OUT = "embedded", "stdlib", "stdlib_held_out"
 
 
 def _positive(settings: object, *names: str) -> None:
@@ -101,6 +101,63 @@ class OptimizerSettings:
 
 
 @dataclasses.dataclass(frozen=True)
+class GuardSettings:
+    """Steps that are skipped: their loss or gradient is not finite, or out of line."""
+
+    spike_factor: float = 20.0
+    """Skip when the loss or the gradient's norm is more than this times its running mean."""
+    spike_after: int = 50
+    """Steps before the running mean is trusted."""
+    max_skipped: int = 20
+    """Skipped steps in a row at which training stops."""
+
+    def __post_init__(self):
+        require(self.spike_factor > 1, f"spike_factor={self.spike_factor}: expected above 1")
+        _positive(self, "spike_after", "max_skipped")
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationSettings:
+    """Evaluation on rows that are not trained on."""
+
+    held_out_files: tuple[str, ...] | None = None
+    """As `files`. By default the held-out part of `stdlib` when that is all of `files`, or none."""
+    evaluate_every: int = 500
+    """Steps between two evaluations; the last step has one too."""
+    evaluate_batches: int = 4
+    """Batches of held-out rows."""
+    decode_every: int = 0
+    """Steps between two decodings of held-out prompts; the last step has one too; 0: none."""
+    decode_prompts: int = 4
+    """Prompts that are decoded."""
+    decode_tokens: int = 64
+    """Tokens to decode for each."""
+
+    def __post_init__(self):
+        _positive(self, "evaluate_every", "evaluate_batches", "decode_prompts", "decode_tokens")
+        require(self.decode_every >= 0, f"decode_every={self.decode_every}: expected at least 0")
+
+
+@dataclasses.dataclass(frozen=True)
+class WatchSettings:
+    """Watching a run."""
+
+    wandb: str | None = None
+    """Project of Weights & Biases to report to, besides the files under the workdir."""
+    peak_flops: float | None = None
+    """Operations a second of one device, for `mfu`; default: known for common TPUs and GPUs."""
+    profile: tuple[int, int] | None = None
+    """First and last step of a trace, which is written to WORKDIR/profile for xprof."""
+
+    def __post_init__(self):
+        if self.peak_flops is not None:
+            _positive(self, "peak_flops")
+        if self.profile is not None:
+            first, last = self.profile
+            require(1 <= first <= last, f"profile={first} {last}: expected 1 <= first <= last")
+
+
+@dataclasses.dataclass(frozen=True)
 class ComputeSettings:
     """Computation."""
 
@@ -132,6 +189,8 @@ class Settings:
     package."""
     start: Literal["random", "target"] = "random"
     """Initial values of the drafter's layers: drawn, or those of layers of the target."""
+    init_from: str | None = None
+    """Drafter to go on training, a folder or repository id; in place of `start`."""
     seed: int = 0
     """Of initial values, order of data, and anchors."""
     log_every: int = 50
@@ -139,15 +198,21 @@ class Settings:
     save_every: int = 500
     """Steps between two checkpoints."""
     keep: int = 2
-    """Checkpoints to keep."""
+    """Last checkpoints to keep."""
+    keep_best: int = 1
+    """Checkpoints to keep besides: those of the largest accepted length on held-out rows."""
     drafter: DrafterSettings = DrafterSettings()
     data: DataSettings = DataSettings()
     loss: LossConfig = LossConfig()
     optimizer: OptimizerSettings = OptimizerSettings()
+    guard: GuardSettings = GuardSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+    watch: WatchSettings = WatchSettings()
     compute: ComputeSettings = ComputeSettings()
 
     def __post_init__(self):
         _positive(self, "log_every", "save_every", "keep")
+        require(self.keep_best >= 0, f"keep_best={self.keep_best}: expected at least 0")
         require(0 <= self.seed < 2**32, f"seed={self.seed}: expected a number in 0..{2**32 - 1}")
         require(
             self.data.batch_size % self.compute.microbatches == 0,
@@ -160,6 +225,13 @@ class Settings:
             f" confidence_head={self.drafter.confidence_head}: expected a weight above 0 exactly"
             " when there is a confidence head",
         )
+
+    @property
+    def held_out_files(self) -> tuple[str, ...]:
+        """Files of the rows to evaluate on; none: no evaluation."""
+        if self.evaluation.held_out_files is not None:
+            return self.evaluation.held_out_files
+        return (STDLIB_HELD_OUT,) if self.data.files == (STDLIB,) else ()
 
     def flat(self) -> dict[str, object]:
         """All settings by name, as JSON values; names are unique across the groups."""

@@ -21,17 +21,19 @@ from dspark_jax.drafters.dspark import Drafter
 from dspark_jax.losses import LossConfig, Sums
 from dspark_jax.targets import dense
 from dspark_jax.targets.dense import Target
+from train.guard import Guard, choose, judge
 from train.optimizer import learning_rate, make_optimizer
-from train.settings import OptimizerSettings
+from train.settings import GuardSettings, OptimizerSettings
 
 
 @struct.dataclass
 class TrainState:
     """All that training changes."""
 
-    step: jax.Array  # [] int32, updates done
+    step: jax.Array  # [] int32, steps done, skipped ones included
     params: Drafter  # float32
     opt_state: Any
+    guard: Guard
 
 
 @struct.dataclass
@@ -46,9 +48,11 @@ class Batch:
 class Report:
     """What a step says of itself."""
 
-    sums: Sums
+    sums: Sums  # zeros when it was skipped
+    loss: jax.Array  # []
     grad_norm: jax.Array  # [] before clipping
     learning_rate: jax.Array  # []
+    skipped_in_a_row: jax.Array  # [] int32, this one included; 0 when it was not skipped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +63,7 @@ class StepConfig:
     drafter: DrafterConfig
     loss: LossConfig
     optimizer: OptimizerSettings
+    guard: GuardSettings = GuardSettings()
     seed: int = 0
     anchor_chunk: int = 32
     microbatches: int = 1
@@ -75,7 +80,7 @@ def init_state(cfg: StepConfig, target: Target | None = None) -> TrainState:
     params = parameters.init(jax.random.key(cfg.seed), dspark.specs(cfg.drafter))
     if target is not None:
         params = dspark.start_from_target(params, target, cfg.drafter)
-    return TrainState(jnp.int32(0), params, _optimizer(cfg).init(params))
+    return TrainState(jnp.int32(0), params, _optimizer(cfg).init(params), Guard.start())
 
 
 def _optimizer(cfg: StepConfig) -> optax.GradientTransformation:
@@ -94,7 +99,8 @@ def state_shardings(cfg: StepConfig, mesh: Mesh) -> TrainState:
         return next((places[end] for end in ends if end in places), whole)
 
     moments = jax.eval_shape(_optimizer(cfg).init, parameters.abstract(specs))
-    return TrainState(whole, params, jax.tree_util.tree_map_with_path(place, moments))
+    moments = jax.tree_util.tree_map_with_path(place, moments)
+    return TrainState(whole, params, moments, Guard(*[whole] * 4))
 
 
 def abstract_state(cfg: StepConfig, mesh: Mesh) -> TrainState:
@@ -106,23 +112,40 @@ def abstract_state(cfg: StepConfig, mesh: Mesh) -> TrainState:
     )
 
 
-def make_step(cfg: StepConfig, mesh: Mesh) -> Step:
-    """The jitted step; it takes over (donates) the state it is given.
+def make_sums(cfg: StepConfig, mesh: Mesh) -> Callable[..., Sums]:
+    """The losses' sums of (params, target, batch, *anchors), not jitted."""
 
-    Anchors are drawn from fold_in(key(seed), step): a resumed run draws what an uninterrupted one
-    would have drawn.
-    """
-    optimizer = _optimizer(cfg)
-
-    def weighted_sums(params: Drafter, target: Target, batch: Batch, positions, valid):
+    def sums(params: Drafter, target: Target, batch: Batch, positions, valid) -> Sums:
         with jax.named_scope("target"):
             hidden = dense.forward(
                 target, batch.tokens, cfg=cfg.target, taps=cfg.drafter.target_layer_ids
             )
-        sums = losses.drafter_sums(
+        return losses.drafter_sums(
             params, target, hidden.features, hidden.final, batch.tokens, batch.loss_mask,
             positions, valid, cfg=cfg.drafter, loss=cfg.loss, chunk=cfg.anchor_chunk,
         )  # fmt: skip
+
+    return sums
+
+
+def draw_anchors(cfg: StepConfig, key: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """Anchors of a whole batch; see `sample_anchors`."""
+    with jax.named_scope("anchors"):
+        return sample_anchors(key, batch.loss_mask, cfg.drafter.num_anchors)
+
+
+def make_step(cfg: StepConfig, mesh: Mesh) -> Step:
+    """The jitted step; it takes over (donates) the state it is given.
+
+    Anchors are drawn from fold_in(key(seed), step): a resumed run draws what an uninterrupted one
+    would have drawn. A step that `guard` rejects changes the counters alone.
+    """
+    optimizer = _optimizer(cfg)
+
+    sums_of = make_sums(cfg, mesh)
+
+    def weighted_sums(params: Drafter, target: Target, *inputs):
+        sums = sums_of(params, target, *inputs)
         return losses.objective(sums, cfg.loss), sums
 
     differentiate = jax.grad(weighted_sums, has_aux=True)
@@ -145,17 +168,25 @@ def make_step(cfg: StepConfig, mesh: Mesh) -> Step:
         return jax.lax.scan(one, start, parts)[0]
 
     def step(state: TrainState, target: Target, batch: Batch) -> tuple[TrainState, Report]:
-        with jax.named_scope("anchors"):
-            key = jax.random.fold_in(jax.random.key(cfg.seed), state.step)
-            anchors = sample_anchors(key, batch.loss_mask, cfg.drafter.num_anchors)
+        key = jax.random.fold_in(jax.random.key(cfg.seed), state.step)
+        anchors = draw_anchors(cfg, key, batch)
         grads, sums = accumulate(state.params, target, batch, *anchors)
         scale = 1 / jnp.where(sums.weight > 0, sums.weight, 1)
         grads = jax.tree.map(lambda g: g * scale, grads)
         with jax.named_scope("update"):
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
-        report = Report(sums, optax.tree.norm(grads), learning_rate(cfg.optimizer, state.step))
-        return TrainState(state.step + 1, params, opt_state), report
+        with jax.named_scope("guard"):
+            norm, rate = optax.tree.norm(grads), learning_rate(cfg.optimizer, state.guard.taken)
+            loss = losses.objective(sums, cfg.loss) * scale
+            good, guard = judge(state.guard, loss, norm, optax.tree.norm(updates), cfg.guard)
+            params, opt_state, sums = choose(
+                good,
+                (params, opt_state, sums),
+                (state.params, state.opt_state, Sums.zeros(cfg.drafter.block_size)),
+            )
+        report = Report(sums, loss, norm, rate, guard.skipped_in_a_row)
+        return TrainState(state.step + 1, params, opt_state, guard), report
 
     places = state_shardings(cfg, mesh)
     return jax.jit(step, donate_argnums=0, out_shardings=(places, sharding.replicated(mesh)))

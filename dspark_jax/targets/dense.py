@@ -69,6 +69,15 @@ def untie(params: Target) -> Target:
     return dataclasses.replace(params, lm_head=params.embed.T)
 
 
+def unstack_layers(params: Target) -> Target:
+    """The same parameters with layers as a tuple, as decoding wants them."""
+    if not isinstance(params.layers, Layer):
+        return params
+    number = params.layers.attn_norm.shape[0]
+    layers = tuple(jax.tree.map(lambda x, i=i: x[i], params.layers) for i in range(number))
+    return dataclasses.replace(params, layers=layers)
+
+
 def logits(params: Target, hidden: jax.Array) -> jax.Array:
     """LM head on hidden states after the final norm: [..., D] -> [..., V]."""
     if params.lm_head is None:

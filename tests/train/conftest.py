@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from dspark_jax.config import TargetConfig
@@ -40,6 +41,28 @@ def write_tokenizer(folder: Path, template: str) -> None:
     names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": template}
     names["tokenizer_class"] = "PreTrainedTokenizerFast"
     (folder / "tokenizer_config.json").write_text(json.dumps(names))
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(scope="module")
+def compilation_cache(compiled):
+    """Runs of the same settings compile once."""
+    changes = {
+        "jax_compilation_cache_dir": str(compiled),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+    }
+    before = {name: getattr(jax.config, name) for name in changes}
+    for name, value in changes.items():
+        jax.config.update(name, value)
+    reset_cache()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    reset_cache()
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,7 @@
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -7,21 +9,38 @@ import numpy as np
 import pytest
 
 from dspark_jax import sharding
+from dspark_jax.config import InputError
 from dspark_jax.losses import LossConfig
-from train.checkpoint import Checkpoints
+from train.checkpoint import Checkpoints, damage, load, newest_whole, steps
+from train.guard import Guard
 from train.settings import DrafterSettings, OptimizerSettings
 from train.step import StepConfig, TrainState, abstract_state, init_state, state_shardings
 
-PLACE = {"parent": {"next_index": 65, "none": None}, "window_index": 2}
+PLACE = {"parent": {"next_index": 65, "none": None}, "window_index": [2, 0.1]}
 
 
 def at(step: int) -> TrainState:
     """A state that says which step it is of."""
-    return TrainState(jnp.int32(step), {"w": jnp.full(1000, step / 4)}, (jnp.int32(step),))
+    params = {"w": jnp.arange(50_000.0) * step}
+    return TrainState(jnp.int32(step), params, (jnp.int32(step),), Guard.start())
+
+
+def abstract(state):
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+    )
 
 
 def equal(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def save(folder: Path, *numbers: int, scores=None, **keep) -> None:
+    checkpoints = Checkpoints(folder, **{"keep": 2, **keep})
+    for i, step in enumerate(numbers):
+        score = None if scores is None else scores[i]
+        checkpoints.save(step, at(step), {"step": step}, score=score)
+    checkpoints.close()
 
 
 def test_what_was_saved_comes_back_in_its_place(tmp_path, small_config):
@@ -48,13 +67,144 @@ def test_what_was_saved_comes_back_in_its_place(tmp_path, small_config):
     assert jax.tree.all(jax.tree.map(lambda x, s: x.sharding == s, state, places))
     assert len({s.device for s in state.params.fc.addressable_shards}) == 8
 
+    part, _ = load(tmp_path / "c", 7, {"params": abstract_state(cfg, mesh).params})
+    equal(part, {"params": saved.params})
+    other = {"params": abstract(saved.params.replace(fc=jnp.zeros((3, 5))))}
+    with pytest.raises(InputError, match=r"7: params.fc has shape \(64, 32\), expected \(3, 5\)"):
+        load(tmp_path / "c", 7, other)
+
 
 def test_the_last_ones_are_kept(tmp_path):
+    save(tmp_path, 1, 2, 3)
+    assert steps(tmp_path) == [2, 3]
+
+
+def test_the_best_ones_are_kept_too(tmp_path):
+    scores = [3.0, 5.0, float("nan"), 4.0, None, 1.0]
+    save(tmp_path, 1, 2, 3, 4, 5, 6, scores=scores, keep=1, keep_best=2)
+    assert steps(tmp_path) == [2, 4, 6]
+    save(tmp_path, 7, scores=[4.5], keep=1, keep_best=2)  # scores are remembered
+    assert steps(tmp_path) == [2, 7]
+
+
+def test_a_step_that_takes_the_state_over_may_follow_at_once(tmp_path):
+    """The writer must have a copy, or hold on to what it writes."""
+    advance = jax.jit(lambda x: jax.tree.map(lambda a: a + 1, x), donate_argnums=0)
+    wide = jax.jit(lambda: {f"w{i}": jnp.full((1000, 1000), i, jnp.float32) for i in range(8)})
+    state = TrainState(jnp.int32(0), wide(), (), Guard.start())
+    expected = jax.device_get(state)
+    shapes = abstract(state)
     checkpoints = Checkpoints(tmp_path, keep=2)
-    for step in (1, 2, 3):
-        checkpoints.save(step, at(step), PLACE)
+    checkpoints.save(0, state, {})
+    for _ in range(30):
+        state = advance(state)
+    jax.block_until_ready(state)
     checkpoints.close()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["2", "3"]
+    equal(load(tmp_path, 0, shapes)[0], expected)
+
+
+# --- Damage ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """Folder with checkpoints 4 and 8."""
+    folder = tmp_path_factory.mktemp("pair") / "checkpoints"
+    save(folder, 4, 8)
+    return folder
+
+
+@pytest.fixture
+def copy(pair, tmp_path):
+    return Path(shutil.copytree(pair, tmp_path / "checkpoints"))
+
+
+FILES = (
+    "state/manifest.ocdbt",
+    "state/_METADATA",
+    "state/d/*",
+    "state/ocdbt.process_0/d/*",
+    "state/array_metadatas/process_0",
+    "place/_METADATA",
+    "place/_strings.json",
+    "_CHECKPOINT_METADATA",
+)
+
+
+def harm(folder: Path, pattern: str, how: str) -> str:
+    """Harms the largest of the files; returns its name."""
+    path = max(folder.glob(pattern), key=lambda p: p.stat().st_size)
+    data = path.read_bytes()
+    match how:
+        case "missing":
+            path.unlink()
+        case "truncated":
+            path.write_bytes(data[: len(data) // 2])
+        case "garbled":
+            middle = len(data) // 2
+            path.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+    return path.relative_to(folder).as_posix()
+
+
+EXPECTED = {"missing": "is missing", "truncated": "bytes, expected", "garbled": "checksum"}
+
+
+@pytest.mark.parametrize("how", EXPECTED)
+@pytest.mark.parametrize("pattern", FILES)
+def test_a_damaged_file_is_named(copy, pattern, how):
+    name = harm(copy / "8", pattern, how)
+    reason = damage(copy / "8", thorough=True)
+    assert reason.startswith(f"{name} ")
+    assert EXPECTED[how] in reason
+    assert newest_whole(copy) == (4, {8: reason})
+
+
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_taken(copy, caplog):
+    harm(copy / "8", "state/ocdbt.process_0/d/*", "garbled")
+    checkpoints = Checkpoints(copy, keep=2)
+    (record,) = [r for r in caplog.records if r.name == "train.checkpoint"]
+    message = record.getMessage()
+    assert "\n" not in message
+    assert "the checkpoint of step 8 is damaged (state/ocdbt.process_0/d/" in message
+    assert message.endswith("and now lies in damaged-8; that of step 4 is taken")
+    state, place = checkpoints.restore(abstract(at(0)))
+    equal(state, at(4))
+    assert place == {"step": 4}
+    for step in (6, 8):
+        checkpoints.save(step, at(step), {"step": step})
+    checkpoints.close()
+    assert sorted(p.name for p in copy.iterdir()) == ["6", "8", "damaged-8"]
+    harm(copy / "8", "state/_METADATA", "missing")
+    Checkpoints(copy, keep=2).close()
+    assert sorted(p.name for p in copy.iterdir()) == ["6", "damaged-8", "damaged-8-2"]
+
+
+@pytest.mark.parametrize("how", EXPECTED)
+def test_nothing_is_touched_when_all_are_damaged(copy, how):
+    names = [harm(copy / step, "state/d/*", how) for step in ("8", "4")]
+    before = {p: p.stat().st_mtime_ns for p in copy.rglob("*")}
+    with pytest.raises(InputError) as error:
+        Checkpoints(copy, keep=2)
+    message = str(error.value)
+    assert f"no checkpoint is whole (8: {names[0]} " in message
+    assert f"; 4: {names[1]} " in message
+    assert before == {p: p.stat().st_mtime_ns for p in copy.rglob("*")}
+
+
+def test_a_checkpoint_that_was_killed_before_its_checksums_is_whole(copy):
+    (copy / "8" / "checksums.json").unlink()
+    assert newest_whole(copy) == (8, {})
+    (copy / "8" / "checksums.json").write_text("{")
+    assert "not valid JSON" in damage(copy / "8", thorough=True)
+
+
+def test_what_a_kill_left_half_written_is_gone(copy):
+    half = copy / "12.orbax-checkpoint-tmp"
+    shutil.copytree(copy / "8", half)
+    assert steps(copy) == [4, 8]
+    save(copy, 13)
+    assert not half.exists()
+    assert steps(copy) == [8, 13]
 
 
 WITHOUT_ROOM = """
@@ -62,13 +212,16 @@ import resource, sys
 from pathlib import Path
 import jax.numpy as jnp
 from train.checkpoint import Checkpoints, SaveError
+from train.guard import Guard
 from train.step import TrainState
 
 checkpoints = Checkpoints(Path(sys.argv[1]), keep=1)
 for step in (1, 2):
-    state = TrainState(jnp.int32(step), {"w": jnp.full(1000, step / 4)}, (jnp.int32(step),))
+    params = {"w": jnp.arange(50_000.0) * step}
+    state = TrainState(jnp.int32(step), params, (jnp.int32(step),), Guard.start())
     try:
         checkpoints.save(step, state, {"step": step})
+        checkpoints.wait()
     except SaveError as error:
         print(error)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
@@ -88,8 +241,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
 
     checkpoints = Checkpoints(tmp_path, keep=1)
     assert checkpoints.latest == 1
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), at(0))
-    state, place = checkpoints.restore(abstract)
+    state, place = checkpoints.restore(abstract(at(0)))
     checkpoints.close()
     equal(state, at(1))
     assert place == {"step": 1}

@@ -150,6 +150,32 @@ def test_a_batch_without_anchors_changes_nothing(cfg, target, batch):
     assert report.grad_norm == 0
 
 
+def poisoned(target):
+    """A target whose token 7 has an embedding that is not a number."""
+    return target.replace(embed=target.embed.at[7].set(np.nan))
+
+
+def test_a_step_that_is_not_finite_changes_the_counters_alone(cfg, target, batch):
+    good = batch.replace(tokens=np.where(batch.tokens == 7, 8, batch.tokens))
+    bad = batch.replace(tokens=np.where(np.arange(S) == 3, 7, good.tokens))
+    before = run(cfg, poisoned(target), good, steps=1)[0]
+    mesh = sharding.make_mesh(1)
+    state, report = compiled(cfg, mesh)(
+        jax.device_put(before, state_shardings(cfg, mesh)), poisoned(target), bad
+    )
+    state, report = jax.device_get((state, report))
+    for name in ("params", "opt_state"):
+        after = getattr(state, name)
+        jax.tree.map(np.testing.assert_array_equal, after, getattr(before, name))
+    assert (state.step, state.guard.taken, state.guard.skipped) == (2, 1, 1)
+    assert report.skipped_in_a_row == 1
+    assert np.isnan(report.loss)
+    assert all(np.all(x == 0) for x in jax.tree.leaves(report.sums))
+    # The schedule counts the steps that were taken.
+    after = compiled(cfg, mesh)(jax.device_put(state, state_shardings(cfg, mesh)), target, good)
+    assert after[1].learning_rate == run(cfg, target, good, steps=2)[1].learning_rate
+
+
 def test_a_bfloat16_target_keeps_float32_masters(cfg, target, batch):
     """The pass runs in the dtype of the target."""
     target = jax.tree.map(lambda x: x.astype("bfloat16"), target)

@@ -1,0 +1,47 @@
+import jax
+import pytest
+
+from dspark_jax.config import DrafterConfig, TargetConfig
+from dspark_jax.losses import LossConfig
+from train.resources import PEAK_FLOPS, peak_flops, peak_memory, step_flops
+from train.settings import OptimizerSettings
+from train.step import StepConfig
+
+TARGET = TargetConfig(
+    vocab_size=100, hidden_size=8, intermediate_size=12, num_layers=3, num_heads=2,
+    num_kv_heads=1, head_dim=6,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("head", "sequential"),
+    # The rnn has one matrix more, of state, token and hidden state to three outputs.
+    [("none", 0), ("vanilla", 3 * 100), ("rnn", 3 * 100 + (2 * 3 + 8) * 9)],
+)
+def test_operations_of_a_step_by_hand(head, sequential):
+    """B = 2 rows of S = 10 tokens, A = 5 blocks of K = 4."""
+    rank = 0 if head == "none" else 3
+    drafter = DrafterConfig.for_target(
+        TARGET, num_layers=2, block_size=4, mask_token_id=1, target_layer_ids=(0, 1), head=head,
+        markov_rank=rank, confidence_head=False, num_anchors=5,
+    )  # fmt: skip
+    layer = 8 * (2 + 2) * 6 + 12 * 8 + 3 * 8 * 12  # q, k, v; out; gate, up, down
+    pairs = 2 * 2 * 6  # score and sum of a query and a key, in two heads of six
+    target = 10 * 3 * layer + 55 * 3 * pairs + 20 * 8 * 100
+    context = 10 * (2 * 16 * 8 + 3 * 2 * (8 * 2 * 6))
+    blocks = 20 * 3 * 2 * (layer + (5 + 4) * pairs)
+    logits = 20 * (2 * 8 * 100 + 3 * sequential)
+    cfg = StepConfig(TARGET, drafter, LossConfig(1, 0, 0), OptimizerSettings())
+    assert step_flops(cfg, 2, 10) == 2 * 2 * (target + context + blocks + logits)
+
+
+def test_peak_of_devices():
+    devices = jax.devices()[:2]
+    assert peak_flops(devices, None) is None  # a CPU
+    assert peak_flops(devices, 1e12) == 2e12
+    assert all(1e13 < value < 1e16 for value in PEAK_FLOPS.values())
+
+
+def test_memory_in_use_is_that_of_this_process():
+    """Where devices do not tell: some hundred megabytes, with JAX in it."""
+    assert 5e7 < peak_memory() < 1e12
