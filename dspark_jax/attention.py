@@ -20,14 +20,22 @@ def _wide(x: jax.Array):
     return jnp.promote_types(x.dtype, jnp.float32)
 
 
-def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Each position attends to itself and what is before: q [B,S,G,M,H], k, v [B,S,G,H]."""
+def causal_attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array | None = None
+) -> jax.Array:
+    """Each position attends to itself and what is before: q [B,S,G,M,H], k, v [B,S,G,H].
+
+    With `segments` [B, S] only what is before in its own document; see `segments`.
+    """
     b, s, g, m, h = q.shape
     q = q.transpose(0, 2, 3, 1, 4).reshape(b, g, m * s, h)
     k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
     scores = jnp.einsum("bgqh,bgsh->bgqs", q, k, preferred_element_type=_wide(q))
     places = jnp.arange(s)
     visible = jnp.tile(places, m)[:, None] >= places
+    if segments is not None:
+        own = segments[:, :, None] == segments[:, None, :]
+        visible = visible & jnp.tile(own, (1, m, 1))[:, None]
     weights = _softmax(scores * h**-0.5, visible).astype(v.dtype)
     out = jnp.einsum("bgqs,bgsh->bgqh", weights, v)
     return out.reshape(b, g, m, s, h).transpose(0, 3, 1, 2, 4)

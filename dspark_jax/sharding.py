@@ -1,76 +1,140 @@
-"""Where parameters and batches live on a mesh of devices.
+"""Where parameters, batches and caches live on a mesh of devices.
 
-The mesh has two axes: `data`, along which batches are split, and `model`. Parameters name their own
-dimensions (`params.ParamSpec`); a table of rules says which mesh axis each of those names is split
-along.
+A mesh has three axes. Along `data` and `fsdp` the batch is split; `fsdp` also splits every matrix
+along its width, and a device fetches the rest of one while that is needed. Along `tensor` a matrix
+is split by heads, by units of the MLP or by the vocabulary, and a device computes its part alone.
+
+Arrays name their own dimensions (`params.ParamSpec` for parameters); a table of rules says which
+mesh axes each of those names is split along. There is one for training and one for decoding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from dspark_jax.config import require
 from dspark_jax.params import ParamSpec
 
-DATA, MODEL = "data", "model"
+DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
+AXES = (DATA, FSDP, TENSOR)
 
-Rules = Mapping[str, str]
+LEFT = -1
+"""Size of an axis that takes the devices which the others leave."""
 
-# In training every device holds a part of each matrix, and fetches the rest while it is needed.
-TRAINING: Rules = {"embed": DATA, "heads": MODEL, "mlp": MODEL, "vocab": MODEL}
+AnyMesh = Mesh | AbstractMesh
+Rules = Mapping[str, tuple[str, ...]]
+
+TRAINING: Rules = {
+    "batch": (DATA, FSDP),
+    "embed": (FSDP,),
+    "heads": (TENSOR,),
+    "mlp": (TENSOR,),
+    "vocab": (TENSOR,),
+}
+# A token's matrices are needed at once, and whole along the width: nothing is fetched.
+DECODING: Rules = {
+    "batch": (DATA, FSDP),
+    "heads": (TENSOR,),
+    "mlp": (TENSOR,),
+    "vocab": (TENSOR,),
+}
 
 
-def make_mesh(devices: int | None = None, model: int = 1) -> Mesh:
-    """A mesh of the first `devices` devices (None: all), `model` of them to a replica.
+def make_mesh(
+    devices: int | None = None,
+    *,
+    data_parallel: int = 1,
+    fsdp: int = LEFT,
+    tensor_parallel: int = 1,
+) -> Mesh:
+    """A mesh of the first `devices` devices, of all hosts; None: all of them.
+
+    At most one of the sizes may be -1: what the others leave.
 
     Raises:
-      InputError: more devices than there are, or not a multiple of `model`.
+      InputError: sizes that do not make up the devices there are.
     """
     available = jax.devices()
     number = len(available) if devices is None else devices
     require(
         1 <= number <= len(available),
-        f"devices={number}: expected a number in 1..{len(available)}, the devices of this machine",
+        f"devices={number}: expected a number in 1..{len(available)}, the devices there are",
     )
     require(
-        model >= 1 and number % model == 0,
-        f"model_parallel={model}: expected a divisor of the {number} devices",
+        jax.process_count() == 1 or number == len(available),
+        f"devices={number}: expected all {len(available)} devices where there are several hosts",
     )
-    return jax.make_mesh(
-        (number // model, model),
-        (DATA, MODEL),
-        axis_types=(AxisType.Auto, AxisType.Auto),
-        devices=available[:number],
+    sizes = mesh_sizes(number, data_parallel, fsdp, tensor_parallel)
+    auto = (AxisType.Auto,) * len(AXES)
+    return jax.make_mesh(sizes, AXES, axis_types=auto, devices=available[:number])
+
+
+def mesh_sizes(
+    devices: int, data_parallel: int, fsdp: int, tensor_parallel: int
+) -> tuple[int, int, int]:
+    """Sizes of the axes, with -1 made a number; errors as for `make_mesh`."""
+    sizes = (data_parallel, fsdp, tensor_parallel)
+    said = f"data_parallel={data_parallel}, fsdp={fsdp}, tensor_parallel={tensor_parallel}"
+    require(
+        all(size == LEFT or size >= 1 for size in sizes) and sizes.count(LEFT) <= 1,
+        f"{said}: expected numbers of at least 1, one of which may be {LEFT} (what is left)",
     )
+    product = 1
+    for size in sizes:
+        product *= 1 if size == LEFT else size
+    fits = devices % product == 0 if LEFT in sizes else devices == product
+    require(
+        fits,
+        f"{said}: their product is {product}, expected"
+        f" {'a divisor of ' if LEFT in sizes else ''}{devices}, the number of devices",
+    )
+    data, shards, tensor = (devices // product if size == LEFT else size for size in sizes)
+    return data, shards, tensor
 
 
-def parameter(spec: ParamSpec, mesh: Mesh, rules: Rules) -> NamedSharding:
-    """Sharding of one parameter.
+def partition(
+    shape: Sequence[int], axes: Sequence[str | None], mesh: AnyMesh, rules: Rules
+) -> PartitionSpec:
+    """How an array is split whose dimensions have these names.
 
-    A dimension stays whole where its mesh axis does not divide it, or is taken by an earlier one.
+    A dimension stays whole where its mesh axes do not divide it, or are taken by an earlier one.
     """
-    parts: list[str | None] = []
-    for size, name in zip(spec.shape, spec.axes, strict=True):
-        axis = rules.get(name) if name is not None else None
-        fits = axis is not None and axis not in parts and size % mesh.shape[axis] == 0
-        parts.append(axis if fits else None)
-    return NamedSharding(mesh, PartitionSpec(*parts))
+    parts: list[tuple[str, ...] | None] = []
+    taken: set[str] = set()
+    for size, name in zip(shape, axes, strict=True):
+        wanted = rules.get(name, ()) if name is not None else ()
+        count = 1
+        for axis in wanted:
+            count *= mesh.shape[axis]
+        fits = bool(wanted) and taken.isdisjoint(wanted) and size % count == 0
+        taken |= {*wanted} if fits else set()
+        parts.append(wanted if fits else None)
+    return PartitionSpec(*parts)
 
 
-def parameters(specs: Any, mesh: Mesh, rules: Rules = TRAINING) -> Any:
+def parameters(specs: Any, mesh: AnyMesh, rules: Rules = TRAINING) -> Any:
     """Shardings of a pytree of `ParamSpec`s."""
-    return jax.tree.map(lambda spec: parameter(spec, mesh, rules), specs)
+
+    def place(spec: ParamSpec) -> NamedSharding:
+        return NamedSharding(mesh, partition(spec.shape, spec.axes, mesh, rules))
+
+    return jax.tree.map(place, specs)
 
 
-def batch(mesh: Mesh) -> NamedSharding:
+def batch(mesh: AnyMesh) -> NamedSharding:
     """Sharding of arrays whose first dimension is the batch."""
-    return NamedSharding(mesh, PartitionSpec(DATA))
+    return NamedSharding(mesh, PartitionSpec(TRAINING["batch"]))
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
+def batch_parts(mesh: AnyMesh) -> int:
+    """Into how many parts a batch is split."""
+    return mesh.shape[DATA] * mesh.shape[FSDP]
+
+
+def replicated(mesh: AnyMesh) -> NamedSharding:
     """Every device holds the whole."""
     return NamedSharding(mesh, PartitionSpec())

@@ -10,7 +10,7 @@ import grain
 import jax
 from jax.sharding import Mesh
 
-from dspark_jax import sharding
+from dspark_jax import self_attention, sharding
 from dspark_jax.config import DrafterConfig, TargetConfig, require
 from dspark_jax.drafters import dspark
 from dspark_jax.drafters.dspark import Drafter
@@ -35,13 +35,7 @@ def prepare(settings: Settings) -> Run:
     folder = target_folder(settings)
     target_config = model_config.load_target_config(folder)
     drafter_config = settings.drafter.config(target_config)
-    mesh = sharding.make_mesh(settings.compute.devices, settings.compute.model_parallel)
-    part = settings.data.batch_size // settings.compute.microbatches
-    require(
-        part % mesh.shape[sharding.DATA] == 0,
-        f"batch_size={settings.data.batch_size} in {settings.compute.microbatches} microbatches:"
-        f" expected a multiple of the {mesh.shape[sharding.DATA]} devices that split the batch",
-    )
+    mesh = make_mesh(settings)
     tokenizer = load_tokenizer(folder)
     require(
         tokenizer.vocab_size <= target_config.vocab_size,
@@ -109,6 +103,25 @@ def initial_drafter(settings: Settings, cfg: DrafterConfig, mesh: Mesh) -> Draft
     return params
 
 
+def make_mesh(settings: Settings) -> Mesh:
+    """The mesh that the settings ask for, over which batches can be split."""
+    compute, data = settings.compute, settings.data
+    mesh = sharding.make_mesh(
+        compute.devices,
+        data_parallel=compute.data_parallel,
+        fsdp=compute.fsdp,
+        tensor_parallel=compute.tensor_parallel,
+    )
+    self_attention.check(compute.attention, data.max_length, jax.default_backend())
+    parts = sharding.batch_parts(mesh)
+    require(
+        data.batch_size // compute.microbatches % parts == 0,
+        f"batch_size={data.batch_size} in {compute.microbatches} microbatches: expected a multiple"
+        f" of {parts} in each, the devices that split the batch (data_parallel times fsdp)",
+    )
+    return mesh
+
+
 def step_config(settings: Settings, target: TargetConfig, drafter: DrafterConfig) -> StepConfig:
     """What of the settings is compiled into a step."""
     return StepConfig(
@@ -120,4 +133,5 @@ def step_config(settings: Settings, target: TargetConfig, drafter: DrafterConfig
         seed=settings.seed,
         anchor_chunk=settings.compute.anchor_chunk,
         microbatches=settings.compute.microbatches,
+        attention=settings.compute.attention,
     )

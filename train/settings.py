@@ -11,6 +11,7 @@ from typing import Literal
 
 from dspark_jax.config import DrafterConfig, HeadKind, TargetConfig, require
 from dspark_jax.losses import LossConfig
+from dspark_jax.self_attention import AttentionKind
 
 EMBEDDED, STDLIB, STDLIB_HELD_OUT = "embedded", "stdlib", "stdlib_held_out"
 
@@ -171,11 +172,45 @@ class ComputeSettings:
     """Compile one layer of the target instead of all; auto: when it has more than 8."""
     devices: int | None = None
     """Devices to use, all by default."""
-    model_parallel: int = 1
-    """Devices that share one copy of the models; the rest of them split the batch."""
+    data_parallel: int = 1
+    """Groups of devices that split the batch and hold the models once each. Of this and the next
+    two one may be -1: what is left."""
+    fsdp: int = -1
+    """Devices of a group that split its part of the batch, and every matrix by its width."""
+    tensor_parallel: int = 1
+    """Devices that work on the same rows, each on its own heads, units and part of the
+    vocabulary."""
+    attention: AttentionKind = "reference"
+    """Of the target over whole sequences: reference, dot_product (jax.nn), or splash (TPUs)."""
 
     def __post_init__(self):
-        _positive(self, "anchor_chunk", "microbatches", "model_parallel")
+        _positive(self, "anchor_chunk", "microbatches")
+
+
+@dataclasses.dataclass(frozen=True)
+class HostSettings:
+    """Hosts. Nothing need be said under Slurm, under Open MPI and on TPUs."""
+
+    coordinator: str | None = None
+    """HOST:PORT at which process 0 waits for the others; with the next two."""
+    num_processes: int | None = None
+    """Processes of the run."""
+    process_id: int | None = None
+    """Number of this one, from 0."""
+
+    def __post_init__(self):
+        given = (self.coordinator, self.num_processes, self.process_id)
+        require(
+            given.count(None) in (0, 3),
+            f"coordinator={self.coordinator}, num_processes={self.num_processes},"
+            f" process_id={self.process_id}: expected all three, or none",
+        )
+        if self.num_processes is not None and self.process_id is not None:
+            require(
+                0 <= self.process_id < self.num_processes,
+                f"process_id={self.process_id} of num_processes={self.num_processes}: expected a"
+                " number from 0 to below it",
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,6 +244,7 @@ class Settings:
     evaluation: EvaluationSettings = EvaluationSettings()
     watch: WatchSettings = WatchSettings()
     compute: ComputeSettings = ComputeSettings()
+    hosts: HostSettings = HostSettings()
 
     def __post_init__(self):
         _positive(self, "log_every", "save_every", "keep")

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
-from jax.sharding import Mesh
 
 from dspark_jax import losses, sharding
 from dspark_jax import params as parameters
@@ -19,6 +18,8 @@ from dspark_jax.config import DrafterConfig, TargetConfig
 from dspark_jax.drafters import dspark
 from dspark_jax.drafters.dspark import Drafter
 from dspark_jax.losses import LossConfig, Sums
+from dspark_jax.self_attention import AttentionKind, make_self_attention
+from dspark_jax.sharding import AnyMesh
 from dspark_jax.targets import dense
 from dspark_jax.targets.dense import Target
 from train.guard import Guard, choose, judge
@@ -67,6 +68,7 @@ class StepConfig:
     seed: int = 0
     anchor_chunk: int = 32
     microbatches: int = 1
+    attention: AttentionKind = "reference"
 
 
 Step = Callable[[TrainState, Target, Batch], tuple[TrainState, Report]]
@@ -87,7 +89,7 @@ def _optimizer(cfg: StepConfig) -> optax.GradientTransformation:
     return make_optimizer(cfg.optimizer, dspark.specs(cfg.drafter))
 
 
-def state_shardings(cfg: StepConfig, mesh: Mesh) -> TrainState:
+def state_shardings(cfg: StepConfig, mesh: AnyMesh) -> TrainState:
     """Shardings of the state: moments lie where their parameters are."""
     specs, whole = dspark.specs(cfg.drafter), sharding.replicated(mesh)
     params = sharding.parameters(specs, mesh)
@@ -103,7 +105,7 @@ def state_shardings(cfg: StepConfig, mesh: Mesh) -> TrainState:
     return TrainState(whole, params, moments, Guard(*[whole] * 4))
 
 
-def abstract_state(cfg: StepConfig, mesh: Mesh) -> TrainState:
+def abstract_state(cfg: StepConfig, mesh: AnyMesh) -> TrainState:
     """Shapes and places of the state, to restore a checkpoint into."""
     return jax.tree.map(
         lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
@@ -112,13 +114,18 @@ def abstract_state(cfg: StepConfig, mesh: Mesh) -> TrainState:
     )
 
 
-def make_sums(cfg: StepConfig, mesh: Mesh) -> Callable[..., Sums]:
+def make_sums(cfg: StepConfig, mesh: AnyMesh) -> Callable[..., Sums]:
     """The losses' sums of (params, target, batch, *anchors), not jitted."""
+    attend = make_self_attention(cfg.attention, mesh)
 
     def sums(params: Drafter, target: Target, batch: Batch, positions, valid) -> Sums:
         with jax.named_scope("target"):
             hidden = dense.forward(
-                target, batch.tokens, cfg=cfg.target, taps=cfg.drafter.target_layer_ids
+                target,
+                batch.tokens,
+                cfg=cfg.target,
+                taps=cfg.drafter.target_layer_ids,
+                attend=attend,
             )
         return losses.drafter_sums(
             params, target, hidden.features, hidden.final, batch.tokens, batch.loss_mask,
@@ -134,7 +141,7 @@ def draw_anchors(cfg: StepConfig, key: jax.Array, batch: Batch) -> tuple[jax.Arr
         return sample_anchors(key, batch.loss_mask, cfg.drafter.num_anchors)
 
 
-def make_step(cfg: StepConfig, mesh: Mesh) -> Step:
+def make_step(cfg: StepConfig, mesh: AnyMesh) -> Step:
     """The jitted step; it takes over (donates) the state it is given.
 
     Anchors are drawn from fold_in(key(seed), step): a resumed run draws what an uninterrupted one

@@ -19,6 +19,7 @@ from dspark_jax.flat import FlatTokens
 from dspark_jax.kv_cache import KVCache
 from dspark_jax.layers import RopeAngles, ones, rms_norm, rope_angles
 from dspark_jax.params import spec
+from dspark_jax.self_attention import SelfAttention
 from dspark_jax.transformer import Layer, block, layer_specs
 
 
@@ -92,13 +93,18 @@ def create_cache(cfg: TargetConfig, rows: int, length: int, dtype) -> tuple[KVCa
 
 
 def forward(
-    params: Target, tokens: jax.Array, *, cfg: TargetConfig, taps: tuple[int, ...] = ()
+    params: Target,
+    tokens: jax.Array,
+    *,
+    cfg: TargetConfig,
+    taps: tuple[int, ...] = (),
+    attend: SelfAttention = causal_attention,
 ) -> Hidden:
     """Whole sequences, causal: tokens [B, S] at positions 0 .. S-1."""
     angles = rope_angles(jnp.arange(tokens.shape[1])[None], cfg.rope, cfg.head_dim)
 
     def apply(x, layer):
-        return block(layer, x, angles, cfg, causal_attention)
+        return block(layer, x, angles, cfg, attend)
 
     x = params.embed[tokens]
     if isinstance(params.layers, Layer):

@@ -56,7 +56,7 @@ def test_what_was_saved_comes_back_in_its_place(tmp_path, small_config):
     checkpoints.save(7, saved, PLACE)
     checkpoints.close()
 
-    mesh = sharding.make_mesh(8, model=2)
+    mesh = sharding.make_mesh(8, tensor_parallel=2)
     checkpoints = Checkpoints(tmp_path / "c", keep=2)
     assert checkpoints.latest == 7
     state, place = checkpoints.restore(abstract_state(cfg, mesh))

@@ -58,9 +58,9 @@ def first_state(cfg):
     return jax.device_get(jax.jit(lambda: init_state(cfg))())
 
 
-def run(cfg, target, batch, *, steps=2, devices=1, model=1):
+def run(cfg, target, batch, *, steps=2, mesh=None):
     """State and report after some steps, on the host."""
-    mesh = sharding.make_mesh(devices, model)
+    mesh = mesh or sharding.make_mesh(1)
     state = jax.device_put(first_state(cfg), state_shardings(cfg, mesh))
     places = sharding.parameters(dense.specs(cfg.target), mesh)
     target = jax.device_put(target, places)
@@ -113,10 +113,11 @@ def test_one_step_is_the_optimizer_on_the_loss(cfg, target, batch):
     assert min(jax.tree.leaves(same)) > 0.97
 
 
-@pytest.mark.parametrize(("devices", "model"), [(8, 1), (8, 2)])
-def test_a_mesh_gives_what_one_device_gives(cfg, target, batch, plain, devices, model):
-    found = run(cfg, target, batch, devices=devices, model=model)
-    assert_close(found, plain, tolerance=1e-4)
+@pytest.mark.parametrize("sizes", [(1, 8, 1), (2, 2, 2)])
+def test_a_mesh_gives_what_one_device_gives(cfg, target, batch, plain, sizes):
+    data, fsdp, tensor = sizes
+    mesh = sharding.make_mesh(data_parallel=data, fsdp=fsdp, tensor_parallel=tensor)
+    assert_close(run(cfg, target, batch, mesh=mesh), plain, tolerance=1e-4)
 
 
 def test_microbatches_give_what_the_whole_batch_gives(cfg, target, batch, plain):
