@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dspark_jax import decode, plans, prefill
+from dspark_jax import decode, plans, prefill, sharding
 from dspark_jax.config import InputError, require
 from dspark_jax.costs import CostTable
 from dspark_jax.decode import ROUNDS_PER_CALL, RoundLog
@@ -34,6 +34,7 @@ from dspark_jax.state import (
     block_size,
     cache_length,
     create_state,
+    places,
     plans_of,
 )
 
@@ -87,9 +88,17 @@ def plan(models: Models, requests: Sequence[Request], slots: int) -> BatchShape:
 
 
 def bytes_per_row(models: Models, shape: BatchShape) -> int:
-    """Memory of a row's caches, which is nearly all that a row takes."""
+    """Memory on a device of a row's caches, which is nearly all that a row takes."""
     one = jax.eval_shape(functools.partial(prefill.create_reading, models, 1, shape.length))
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(one))
+    if models.mesh is not None:
+        local = jax.tree.map(
+            lambda x, place: jax.ShapeDtypeStruct(place.shard_shape(x.shape), x.dtype),
+            one,
+            places(models.mesh, one),
+        )
+    else:
+        local = one
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(local))
 
 
 def serve(
@@ -319,7 +328,10 @@ class Batch:
                 kept[place] = False
         if (self._active & ~kept).any():  # a stop string, of which the device knows nothing
             self._active = self._active & kept
-            self._state = dataclasses.replace(self._state, active=jnp.array(self._active))
+            active = jnp.array(self._active)
+            if self.models.mesh is not None:
+                active = jax.device_put(active, sharding.replicated(self.models.mesh))
+            self._state = dataclasses.replace(self._state, active=active)
         return rows
 
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from dspark_jax import plans, scheduler, verify
+from dspark_jax import plans, scheduler, sharding, verify
 from dspark_jax import sampling as sampling_
 from dspark_jax.config import TransformerConfig
 from dspark_jax.drafters import dspark
@@ -25,7 +25,7 @@ from dspark_jax.kv_cache import KVCache
 from dspark_jax.layers import RopeAngles, rope_angles
 from dspark_jax.plans import Plan, whole
 from dspark_jax.sampling import Draft, round_noise
-from dspark_jax.state import DecodeConfig, DecodeState, Models, block_size, plans_of
+from dspark_jax.state import DecodeConfig, DecodeState, Models, block_size, pinned, plans_of
 from dspark_jax.targets import dense
 from dspark_jax.targets.dense import Hidden
 
@@ -122,7 +122,7 @@ def decode_rounds(
         drafting if plan.drafts or not size else plain,
         (jnp.int32(0), state, log),
     )
-    return state, log, done
+    return pinned(models, state), log, done
 
 
 def _create_log(length: int, rows: int, size: int, cfg: DecodeConfig) -> RoundLog:
@@ -150,7 +150,7 @@ def draft_rows(
     constants = make_constants(models, state.target_cache)
     plan = whole(state.anchor.shape[0], block_size(models, cfg))
     state, proposal = propose(models, constants, state, cfg=cfg, plan=plan, sps=sps)
-    return state, proposal, _counts(state, proposal).sum()
+    return pinned(models, state), proposal, _counts(state, proposal).sum()
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "capacity"), donate_argnames="state")
@@ -161,7 +161,7 @@ def verify_rows(
     constants = make_constants(models, state.target_cache)
     state, entry, seen = settle(models, constants, state, proposal, cfg=cfg, capacity=capacity)
     state = take_in(models, constants, state, seen)
-    return state, jax.tree.map(lambda x: x[None], entry)
+    return pinned(models, state), jax.tree.map(lambda x: x[None], entry)
 
 
 @struct.dataclass
@@ -266,7 +266,7 @@ def settle(
         flat = pack(tokens, _counts(state, proposal), state.position, capacity)
         hidden, target_cache = target_pass(models, constants, flat, state.target_cache)
         logits = dense.logits(models.target, hidden.final)
-        verdict = judge(logits, flat, draft, state, cfg)
+        verdict = judge(models, logits, flat, draft, state, cfg)
     with jax.named_scope("commit"):
         state = dataclasses.replace(state, target_cache=target_cache)
         state, committed, emitted = _commit(state, draft, verdict, cfg)
@@ -303,13 +303,22 @@ def target_pass(
 
 
 def judge(
-    logits: jax.Array, flat: FlatTokens, draft: Draft, state: DecodeState, cfg: DecodeConfig
+    models: Models,
+    logits: jax.Array,
+    flat: FlatTokens,
+    draft: Draft,
+    state: DecodeState,
+    cfg: DecodeConfig,
 ) -> verify.Verdict:
     """What the target's logits [C, V] say of the drafts behind anchors at `flat.start`."""
     noise = _noise(state.key, flat.start, draft.tokens.shape[1], cfg)
     if noise is None:
-        return verify.verify_greedy(logits, flat, draft)
-    return verify.verify_sampled(logits, flat, draft, state.sampling, noise, truncate=cfg.truncate)
+        verdict = verify.verify_greedy(logits, flat, draft)
+    else:
+        verdict = verify.verify_sampled(
+            pinned(models, logits), flat, draft, state.sampling, noise, truncate=cfg.truncate
+        )
+    return sharding.agreed(verdict, models.mesh)
 
 
 def _noise(key: jax.Array, position: jax.Array, size: int, cfg: DecodeConfig) -> jax.Array | None:
@@ -342,16 +351,18 @@ def _draft(
         table,
         cfg=dataclasses.replace(models.drafter_config, block_size=size),
     )
+    logits = dense.logits(models.target, hidden)
     draft = sampling_.draft_block(
         models.drafter,
-        dense.logits(models.target, hidden),
+        logits if noise is None else pinned(models, logits),
         hidden,
         state.anchor,
         None if noise is None else state.sampling,
         None if noise is None else noise[sampling_.DRAFT],
         truncate=cfg.truncate,
     )
-    return draft, cache
+    told = sharding.agreed((draft.tokens, draft.confidence_logits), models.mesh)
+    return dataclasses.replace(draft, tokens=told[0], confidence_logits=told[1]), cache
 
 
 def append_context(

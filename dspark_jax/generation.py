@@ -10,6 +10,7 @@ Requests share `slots` rows of one shape, so that everything compiles once; see 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
-from dspark_jax import batching
+from dspark_jax import batching, sharding
 from dspark_jax.batching import NO_FACTS, BatchShape, Facts
 from dspark_jax.calibration import sigmoid
 from dspark_jax.config import InputError, TargetConfig, require
@@ -47,6 +49,7 @@ def load(
     *,
     dtype: Any = jnp.float32,
     block_size: int | None = None,
+    mesh: Mesh | None = None,
 ) -> Pair:
     """Loads a target and its drafter; without arguments the small pair inside the package.
 
@@ -55,14 +58,19 @@ def load(
       draft: folder or repository id of a drafter in the DeepSpec layout; None for plain decoding.
       dtype: of parameters, activations and caches.
       block_size: drafts a round, at most what the drafter was trained for; default: all.
+      mesh: from `sharding.make_mesh`, over whose devices the models are split; default: all on the
+        first device.
     """
-    target_config, target_params = hf.load_target(target, dtype=dtype)
+    place = None
+    if mesh is not None:
+        place = functools.partial(sharding.parameters, mesh=mesh, rules=sharding.DECODING)
+    target_config, target_params = hf.load_target(target, dtype=dtype, place=place)
     tokenizer = load_tokenizer(files.resolve(target))
     if not target_config.stop_token_ids:
         target_config = dataclasses.replace(target_config, stop_token_ids=tokenizer.eos_ids)
     drafter_config = drafter_params = None
     if draft is not None:
-        drafter_config, drafter_params = hf.load_drafter(draft, dtype=dtype)
+        drafter_config, drafter_params = hf.load_drafter(draft, dtype=dtype, place=place)
         drafter_config.check_fits(target_config)
         if block_size is not None:
             trained = drafter_config.block_size
@@ -73,7 +81,7 @@ def load(
             drafter_config = dataclasses.replace(drafter_config, block_size=block_size)
     if jax.default_backend() == "cpu":
         target_params = dense.untie(target_params)
-    models = Models(target_params, drafter_params, target_config, drafter_config)
+    models = Models(target_params, drafter_params, target_config, drafter_config, mesh)
     return Pair(models, tokenizer)
 
 

@@ -20,7 +20,7 @@ from dspark_jax.drafters import dspark
 from dspark_jax.flat import pack
 from dspark_jax.kv_cache import KVCache
 from dspark_jax.sampling import Draft, Sampling
-from dspark_jax.state import DecodeConfig, DecodeState, Models
+from dspark_jax.state import DecodeConfig, DecodeState, Models, pinned
 from dspark_jax.targets import dense
 
 
@@ -47,11 +47,12 @@ def create_reading(models: Models, rows: int, length: int) -> Reading:
     draft_cache: tuple[KVCache, ...] = ()
     if models.drafter_config is not None:
         draft_cache = dspark.create_cache(models.drafter_config, rows, length, embed.dtype)
-    return Reading(
+    reading = Reading(
         target_cache=dense.create_cache(models.target_config, rows, length, embed.dtype),
         draft_cache=draft_cache,
         last=jnp.zeros((rows, embed.shape[1]), embed.dtype),
     )
+    return pinned(models, reading)
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "chunk"), donate_argnames="state")
@@ -137,7 +138,7 @@ def seat(
     state = jax.tree.map(put, dataclasses.replace(state, outlook=None), newcomer)
     if outlook is not None:
         outlook = plans.forget_row(outlook, row)
-    return dataclasses.replace(state, outlook=outlook), first
+    return pinned(models, dataclasses.replace(state, outlook=outlook)), first
 
 
 def _chunks(lengths: jax.Array, chunk: int) -> jax.Array:
@@ -161,7 +162,7 @@ def _read(models: Models, reading: Reading, tokens, lengths, start, stop, chunk:
         final = flat.to_rows(hidden.final)[jnp.arange(rows), jnp.clip(place, 0, chunk - 1)]
         return Reading(target_cache, draft_cache, jnp.where(ends[:, None], final, reading.last))
 
-    return jax.lax.fori_loop(start, stop, one_chunk, reading)
+    return pinned(models, jax.lax.fori_loop(start, stop, one_chunk, reading))
 
 
 def _emit_first(
@@ -172,7 +173,7 @@ def _emit_first(
     flat = pack(state.anchor[:, None], jnp.ones(rows, jnp.int32), lengths - 1, rows)
     nothing = Draft(jnp.zeros((rows, 0), jnp.int32), None, None)
     logits = dense.logits(models.target, reading.last)
-    token = decode.judge(logits, flat, nothing, state, cfg).token
+    token = decode.judge(models, logits, flat, nothing, state, cfg).token
     remaining = state.remaining - 1
     state = dataclasses.replace(
         state,
@@ -184,4 +185,4 @@ def _emit_first(
         draft_cache=reading.draft_cache,
     )
     logprob = verify.logprobs(logits, token, jnp.arange(rows)) if cfg.logprobs else None
-    return state, First(token, logprob)
+    return pinned(models, state), First(token, logprob)

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from dspark_jax.config import require
@@ -133,6 +134,30 @@ def batch(mesh: AnyMesh) -> NamedSharding:
 def batch_parts(mesh: AnyMesh) -> int:
     """Into how many parts a batch is split."""
     return mesh.shape[DATA] * mesh.shape[FSDP]
+
+
+def agreed(values: Any, mesh: Mesh | None) -> Any:
+    """Values that every device has, as the first device of the mesh has them.
+
+    What the devices decide by themselves is the same only if they have the same numbers, and sums
+    over their parts may differ in the last bit from one to the other. Devices that disagree about
+    the next program would wait for one another for ever.
+    """
+    if mesh is None or mesh.size == 1:
+        return values
+
+    def of_first(x: jax.Array) -> jax.Array:
+        first = sum(jax.lax.axis_index(axis) for axis in AXES) == 0
+        return jax.lax.psum(jnp.where(first, x, jnp.zeros_like(x)), AXES)
+
+    share = jax.shard_map(
+        lambda tree: jax.tree.map(of_first, tree),
+        mesh=mesh,
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+    return share(values)
 
 
 def replicated(mesh: AnyMesh) -> NamedSharding:

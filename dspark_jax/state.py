@@ -6,13 +6,14 @@ Letters: R rows, K drafts a round.
 from __future__ import annotations
 
 import dataclasses
-from typing import get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax.sharding import Mesh, NamedSharding
 
-from dspark_jax import scheduler
+from dspark_jax import scheduler, sharding
 from dspark_jax.config import DrafterConfig, TargetConfig, require
 from dspark_jax.drafters import dspark
 from dspark_jax.drafters.dspark import Drafter
@@ -31,6 +32,8 @@ class Models:
     drafter: Drafter | None
     target_config: TargetConfig = struct.field(pytree_node=False)
     drafter_config: DrafterConfig | None = struct.field(pytree_node=False)
+    mesh: Mesh | None = struct.field(pytree_node=False, default=None)
+    """The devices over which the models and the caches are split; None: one device."""
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -117,7 +120,7 @@ def create_state(
     draft_cache: tuple[KVCache, ...] = ()
     if models.drafter_config is not None:
         draft_cache = dspark.create_cache(models.drafter_config, rows, length, dtype)
-    return DecodeState(
+    state = DecodeState(
         anchor=jnp.zeros(rows, jnp.int32),
         position=jnp.zeros(rows, jnp.int32),
         remaining=jnp.array(limit, jnp.int32),
@@ -129,6 +132,31 @@ def create_state(
         scale=scale,
         outlook=outlook,
     )
+    return pinned(models, state)
+
+
+def pinned(models: Models, values: Any) -> Any:
+    """Arrays between two programs in their places on the models' mesh, if they have one.
+
+    Caches are split by rows and key/value heads, where these can be split; all else is whole on
+    every device. A program finds its arrays where the one before has put them.
+    """
+    if models.mesh is None:
+        return values
+    return jax.lax.with_sharding_constraint(values, places(models.mesh, values))
+
+
+def places(mesh: Mesh, values: Any) -> Any:
+    """The shardings of `pinned`."""
+
+    def place(x: KVCache | jax.Array) -> Any:
+        if not isinstance(x, KVCache):
+            return sharding.replicated(mesh)
+        axes = ("batch", "heads", None, None)
+        split = sharding.partition(x.k.shape, axes, mesh, sharding.DECODING)
+        return KVCache(*[NamedSharding(mesh, split)] * 2)
+
+    return jax.tree.map(place, values, is_leaf=lambda x: isinstance(x, KVCache))
 
 
 def cache_length(prompt: int, limit: int, block_size: int) -> int:

@@ -20,6 +20,7 @@ from dspark_jax.io.calibration_file import Calibration
 from dspark_jax.plans import Plan
 from dspark_jax.request import Request
 from dspark_jax.state import DecodeConfig, Models, block_size, plans_of
+from infer.models import devices_of
 from infer.settings import COSTED, Settings
 
 MEMORY_FILE = Path("/proc/meminfo")
@@ -120,7 +121,7 @@ def read_costs(
         draft=files.fingerprint(draft) if draft else "",
         block_size=block_size(models, cfg),
         slots=shape.rows,
-        device=jax.devices()[0].device_kind,
+        device=devices_of(models),
         dtype=settings.dtype,
         greedy=cfg.greedy,
     )

@@ -16,8 +16,6 @@ from datetime import date
 from pathlib import Path
 from typing import Literal
 
-import jax
-
 from dspark_jax import costs, generation
 from dspark_jax.batching import BatchShape
 from dspark_jax.config import InputError, require
@@ -26,7 +24,7 @@ from dspark_jax.io.cost_file import CostFile
 from dspark_jax.request import Request
 from dspark_jax.state import block_size, cache_length, plans_of
 from infer import facts, results
-from infer.models import load_both, require_both
+from infer.models import devices_of, load_both, require_both
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +48,8 @@ class Settings:
     """Most drafts a round, at most what the drafter was trained for, which is the default."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of parameters, activations and caches."""
+    tensor_parallel: int = 1
+    """Devices that the models are split over."""
     repeats: int = 7
     """Timed calls for each kind of round, of which the median counts."""
 
@@ -78,7 +78,11 @@ def main(args: Sequence[str]) -> int:
 def run(settings: Settings) -> None:
     """Measures, prints and writes."""
     target, draft, pair = load_both(
-        settings.target, settings.draft, settings.dtype, settings.block_size
+        settings.target,
+        settings.draft,
+        settings.dtype,
+        settings.block_size,
+        settings.tensor_parallel,
     )
     request = Request((0,), temperature=settings.temperature)
     cfg = generation.decode_config(pair.models, [request], policy="delayed")
@@ -106,7 +110,7 @@ def run(settings: Settings) -> None:
         draft=files.fingerprint(draft),
         block_size=size,
         slots=settings.slots,
-        device=jax.devices()[0].device_kind,
+        device=devices_of(pair.models),
         dtype=settings.dtype,
         greedy=cfg.greedy,
         context=settings.context,

@@ -14,6 +14,7 @@ from dspark_jax.generation import EMBEDDED, Pair
 from dspark_jax.io import files
 from dspark_jax.request import Request
 from infer import results
+from infer.models import tensor_mesh
 from infer.requests import MOST_SAMPLES, valid_samples
 
 COSTED = ("causal", "delayed")
@@ -66,6 +67,8 @@ class Settings:
     """What infer.calibrate wrote, for threshold, causal and delayed."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of parameters, activations and caches."""
+    tensor_parallel: int = 1
+    """Devices that the models and the caches are split over."""
     summary: Path | None = None
     """JSON file for the figures of the run: speed, accepted length, acceptance by position."""
     trace: bool = False
@@ -155,13 +158,14 @@ class Settings:
     def load(self) -> Pair:
         target, draft = self.folders
         dtype = jnp.dtype(self.dtype)
-        return generation.load(target, draft, dtype=dtype, block_size=self.block_size)
+        mesh = tensor_mesh(self.tensor_parallel)
+        return generation.load(target, draft, dtype=dtype, block_size=self.block_size, mesh=mesh)
 
     def decisive(self) -> dict[str, Any]:
         """What the results depend on, as JSON."""
         names = {f.name for f in dataclasses.fields(self)} - {
             *("target", "draft", "prompts", "output", "summary"),
-            *("slots", "compare_baseline", "cost_table"),
+            *("slots", "compare_baseline", "cost_table", "tensor_parallel"),
         }
         models = {"target": _where(self.target), "draft": _where(self.draft)}
         others = {name: getattr(self, name) for name in sorted(names)}

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-
 from dspark_jax.request import Completion
 from dspark_jax.state import block_size
 from infer.engine import Engine, Run
+from infer.models import devices_of
 
 
 def mean(values: Sequence[float]) -> float | None:
@@ -62,7 +61,7 @@ def summarise(engine: Engine, run: Run) -> dict[str, Any]:
         "policy": engine.cfg.policy,
         "block_size": size,
         "slots": engine.shape.rows,
-        "device": jax.devices()[0].device_kind,
+        "device": devices_of(engine.pair.models),
     }
 
 

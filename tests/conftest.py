@@ -59,7 +59,7 @@ def quick_compile():
 
 @pytest.fixture(scope="session")
 def tiny_pair():
-    """`tiny_pair(head, vocab=32, block_size=3)`: a random target and a drafter that resembles it.
+    """`tiny_pair(head, vocab=32, block_size=3, kv_heads=1)`: a random target and its drafter.
 
     The drafter's sequential head is made of the target's embedding and LM head, so that between
     none and all of its drafts are accepted, greedily and when sampled.
@@ -67,7 +67,9 @@ def tiny_pair():
     return functools.cache(_tiny_pair)
 
 
-def _tiny_pair(head: HeadKind, *, vocab: int = 32, block_size: int = 3) -> Models:
+def _tiny_pair(
+    head: HeadKind, *, vocab: int = 32, block_size: int = 3, kv_heads: int = 1
+) -> Models:
     rank = 0 if head == "none" else 16
     cfg = TargetConfig(
         vocab_size=vocab,
@@ -75,7 +77,7 @@ def _tiny_pair(head: HeadKind, *, vocab: int = 32, block_size: int = 3) -> Model
         intermediate_size=24,
         num_layers=2,
         num_heads=2,
-        num_kv_heads=1,
+        num_kv_heads=kv_heads,
         head_dim=8,
     )
     drafter_cfg = DrafterConfig.for_target(

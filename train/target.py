@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
@@ -26,11 +28,15 @@ def target_folder(settings: Settings) -> Path:
 
 def load_target(settings: Settings, folder: Path, cfg: TargetConfig, mesh: Mesh) -> dense.Target:
     """The frozen target, its layers stacked where the settings say so."""
-    places = sharding.parameters(dense.specs(cfg), mesh)
-    _, target = hf.load_target(folder, dtype=jnp.dtype(settings.compute.dtype), shardings=places)
+    place = functools.partial(sharding.parameters, mesh=mesh)
+    dtype = jnp.dtype(settings.compute.dtype)
+    _, target = hf.load_target(folder, dtype=dtype, place=place)
     match settings.compute.stack_layers:
         case "auto":
             stacked = cfg.num_layers > MANY_LAYERS
         case choice:
             stacked = choice == "on"
-    return dense.stack_layers(target) if stacked else target
+    if not stacked:
+        return target
+    places = place(dense.specs(cfg, stacked=True))
+    return jax.jit(dense.stack_layers, out_shardings=places)(target)

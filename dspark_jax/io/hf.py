@@ -16,14 +16,14 @@ from safetensors.numpy import save_file
 from dspark_jax.config import DrafterConfig, TargetConfig, require
 from dspark_jax.drafters import dspark
 from dspark_jax.io import files, layouts, model_config
-from dspark_jax.io.tensors import Tensors, load_parameters, open_tensors, report_extra
+from dspark_jax.io.tensors import Place, Tensors, load_parameters, open_tensors, report_extra
 from dspark_jax.targets import dense
 
 log = logging.getLogger(__name__)
 
 
 def load_target(
-    path: str | Path, *, dtype: Any = jnp.float32, shardings: Any = None
+    path: str | Path, *, dtype: Any = jnp.float32, place: Place | None = None
 ) -> tuple[TargetConfig, dense.Target]:
     """A frozen target from a Hugging Face folder or repository id, or a GGUF file.
 
@@ -31,20 +31,21 @@ def load_target(
       path: folder with config.json and safetensors (one file, or shards with an index), or a name
         that ends in .gguf.
       dtype: of the parameters, whatever the files hold (bf16, f16, f32).
-      shardings: pytree of shardings of `dense.specs(config)`; default: the first device.
+      place: shardings of a pytree of parameter specs, as `sharding.parameters` gives them; default:
+        the first device.
     Raises:
       InputError: anything wrong with the files, in one line.
     """
     folder = files.resolve(path)
     cfg = model_config.load_target_config(folder)
     tensors, layout = open_tensors(folder), layouts.target_layout(cfg)
-    params = load_parameters(tensors, dense.specs(cfg), layout, dtype, shardings)
+    params = load_parameters(tensors, dense.specs(cfg), layout, dtype, place)
     report_extra(tensors, layout, known=("lm_head.weight",))
     return cfg, params
 
 
 def load_drafter(
-    path: str | Path, *, dtype: Any = jnp.float32, shardings: Any = None
+    path: str | Path, *, dtype: Any = jnp.float32, place: Place | None = None
 ) -> tuple[DrafterConfig, dspark.Drafter]:
     """A drafter in the DeepSpec layout; its copies of the target's embedding and head are left.
 
@@ -57,7 +58,7 @@ def load_drafter(
         log.warning("%s: no confidence weights in it: the confidence head is off", folder)
         cfg = dataclasses.replace(cfg, confidence_head=False)
     layout = layouts.drafter_layout(cfg)
-    params = load_parameters(tensors, dspark.specs(cfg), layout, dtype, shardings)
+    params = load_parameters(tensors, dspark.specs(cfg), layout, dtype, place)
     report_extra(tensors, layout, known=("embed_tokens.weight", "lm_head.weight"))
     return cfg, params
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -79,19 +79,28 @@ def open_tensors(path: Path) -> Tensors | gguf.GgufFile:
     return gguf.open_file(path) if gguf.is_gguf(path) else Tensors(path)
 
 
+Place = Callable[[Any], Any]
+"""The shardings of a pytree of `ParamSpec`s."""
+
+
 def load_parameters(
-    tensors: Tensors | gguf.GgufFile, specs: Any, layout: Any, dtype: Any, shardings: Any
+    tensors: Tensors | gguf.GgufFile, specs: Any, layout: Any, dtype: Any, place: Place | None
 ) -> Any:
-    """Parameters one by one: the host never holds more than one of them beside the devices."""
+    """Parameters one by one: the host never holds more than one of them beside the devices.
+
+    Each device is given its own part only, also where others belong to other hosts.
+    """
 
     def one(spec, codec, sharding):
         shapes = codec.shapes(spec.shape)
         parts = [tensors.read(n, s) for n, s in zip(codec.names, shapes, strict=True)]
         value = np.asarray(codec.join(parts), dtype=dtype, order="C")  # keeps a scalar a scalar
-        return jax.device_put(value, sharding)
+        if sharding is None:
+            return jax.device_put(value)
+        return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
     leaves, treedef = jax.tree.flatten(specs)
-    places = [None] * len(leaves) if shardings is None else treedef.flatten_up_to(shardings)
+    places = [None] * len(leaves) if place is None else treedef.flatten_up_to(place(specs))
     values = [one(*x) for x in zip(leaves, jax.tree.leaves(layout), places, strict=True)]
     return jax.tree.unflatten(treedef, values)
 

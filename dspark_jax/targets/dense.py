@@ -41,12 +41,19 @@ class Hidden:
     features: jax.Array | None  # [..., L * D], None when nothing is tapped
 
 
-def specs(cfg: TargetConfig) -> Target:
-    """Parameter specs of a target."""
+def specs(cfg: TargetConfig, *, stacked: bool = False) -> Target:
+    """Parameter specs of a target, or of what `stack_layers` makes of it."""
     d, v = cfg.hidden_size, cfg.vocab_size
+    layer = layer_specs(cfg, qk_norm=cfg.qk_norm)
+    if stacked:
+        layers = jax.tree.map(
+            lambda s: spec((cfg.num_layers, *s.shape), (None, *s.axes), s.initializer), layer
+        )
+    else:
+        layers = (layer,) * cfg.num_layers
     return Target(
         embed=spec((v, d), ("vocab", "embed")),
-        layers=(layer_specs(cfg, qk_norm=cfg.qk_norm),) * cfg.num_layers,
+        layers=layers,
         norm=spec((d,), (None,), ones),
         lm_head=None if cfg.tie_embeddings else spec((d, v), ("embed", "vocab")),
     )

@@ -9,8 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from dspark_jax.io import hf
-from dspark_jax.targets import dense
-from tests.dspark_jax.io.conftest import LOADERS, TARGET, edit_tensors, refused, same
+from tests.dspark_jax.io.conftest import LOADERS, edit_tensors, refused, same
 
 
 def shard(folder, parts=3):
@@ -44,8 +43,11 @@ def test_shardings(saved):
     mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     split = jax.sharding.NamedSharding(mesh, jax.P(None, "x"))
     whole = jax.sharding.NamedSharding(mesh, jax.P())
-    places = jax.tree.map(lambda s: split if s.shape == (20, 12) else whole, dense.specs(TARGET))
-    _, params = hf.load_target(saved / "target", shardings=places)
+
+    def place(specs):
+        return jax.tree.map(lambda s: split if s.shape == (20, 12) else whole, specs)
+
+    _, params = hf.load_target(saved / "target", place=place)
     assert params.embed.sharding == split
     assert params.embed.addressable_shards[0].data.shape == (20, 6)
     assert params.norm.sharding == whole
