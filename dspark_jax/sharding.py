@@ -36,7 +36,7 @@ TRAINING: Rules = {
     "mlp": (TENSOR,),
     "vocab": (TENSOR,),
 }
-# A token's matrices are needed at once, and whole along the width: nothing is fetched.
+# Whole along the width: how a matrix is used. Training fetches it so; decoding keeps it so.
 DECODING: Rules = {
     "batch": (DATA, FSDP),
     "heads": (TENSOR,),
@@ -124,6 +124,16 @@ def parameters(specs: Any, mesh: AnyMesh, rules: Rules = TRAINING) -> Any:
         return NamedSharding(mesh, partition(spec.shape, spec.axes, mesh, rules))
 
     return jax.tree.map(place, specs)
+
+
+def fetched(values: Any, specs: Any, mesh: AnyMesh) -> Any:
+    """Parameters as they are used, from as they are kept in training.
+
+    Without this XLA may leave a matrix split by its width, and exchange sums of activations.
+    """
+    if mesh.size == 1:
+        return values
+    return jax.lax.with_sharding_constraint(values, parameters(specs, mesh, DECODING))
 
 
 def batch(mesh: AnyMesh) -> NamedSharding:

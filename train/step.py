@@ -22,6 +22,7 @@ from dspark_jax.self_attention import AttentionKind, make_self_attention
 from dspark_jax.sharding import AnyMesh
 from dspark_jax.targets import dense
 from dspark_jax.targets.dense import Target
+from dspark_jax.transformer import Layer
 from train.guard import Guard, choose, judge
 from train.optimizer import learning_rate, make_optimizer
 from train.settings import GuardSettings, OptimizerSettings
@@ -118,7 +119,18 @@ def make_sums(cfg: StepConfig, mesh: AnyMesh) -> Callable[..., Sums]:
     """The losses' sums of (params, target, batch, *anchors), not jitted."""
     attend = make_self_attention(cfg.attention, mesh)
 
+    drafter_specs, target_specs = dspark.specs(cfg.drafter), dense.specs(cfg.target)
+    layer_specs = target_specs.layers[0]
+
+    def fetch_layer(layer: Layer) -> Layer:
+        return sharding.fetched(layer, layer_specs, mesh)
+
     def sums(params: Drafter, target: Target, batch: Batch, positions, valid) -> Sums:
+        # Of the target only a layer at a time: the drafter is small.
+        params = sharding.fetched(params, drafter_specs, mesh)
+        ends = target_specs.embed, target_specs.lm_head
+        embed, lm_head = sharding.fetched((target.embed, target.lm_head), ends, mesh)
+        target = dataclasses.replace(target, embed=embed, lm_head=lm_head)
         with jax.named_scope("target"):
             hidden = dense.forward(
                 target,
@@ -126,6 +138,7 @@ def make_sums(cfg: StepConfig, mesh: AnyMesh) -> Callable[..., Sums]:
                 cfg=cfg.target,
                 taps=cfg.drafter.target_layer_ids,
                 attend=attend,
+                fetch=fetch_layer,
             )
         return losses.drafter_sums(
             params, target, hidden.features, hidden.final, batch.tokens, batch.loss_mask,
@@ -155,7 +168,11 @@ def make_step(cfg: StepConfig, mesh: AnyMesh) -> Step:
         sums = sums_of(params, target, *inputs)
         return losses.objective(sums, cfg.loss), sums
 
-    differentiate = jax.grad(weighted_sums, has_aux=True)
+    places = state_shardings(cfg, mesh)
+
+    def differentiate(params: Drafter, *inputs) -> tuple[Drafter, Sums]:
+        grads, sums = jax.grad(weighted_sums, has_aux=True)(params, *inputs)
+        return jax.lax.with_sharding_constraint(grads, places.params), sums
 
     def accumulate(params: Drafter, target: Target, *inputs):
         """Gradient of the weighted sum over the batch, part by part; it is divided at the end."""
@@ -195,5 +212,4 @@ def make_step(cfg: StepConfig, mesh: AnyMesh) -> Step:
         report = Report(sums, loss, norm, rate, guard.skipped_in_a_row)
         return TrainState(state.step + 1, params, opt_state, guard), report
 
-    places = state_shardings(cfg, mesh)
     return jax.jit(step, donate_argnums=0, out_shardings=(places, sharding.replicated(mesh)))

@@ -7,6 +7,7 @@ cached rows (prefill and verification).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -106,12 +107,18 @@ def forward(
     cfg: TargetConfig,
     taps: tuple[int, ...] = (),
     attend: SelfAttention = causal_attention,
+    fetch: Callable[[Layer], Layer] = lambda layer: layer,
 ) -> Hidden:
-    """Whole sequences, causal: tokens [B, S] at positions 0 .. S-1."""
+    """Whole sequences, causal: tokens [B, S] at positions 0 .. S-1.
+
+    Args:
+      attend: attention of the sequences to themselves.
+      fetch: brings the parameters of a layer to where they are used, when it is their turn.
+    """
     angles = rope_angles(jnp.arange(tokens.shape[1])[None], cfg.rope, cfg.head_dim)
 
     def apply(x, layer):
-        return block(layer, x, angles, cfg, attend)
+        return block(fetch(layer), x, angles, cfg, attend)
 
     x = params.embed[tokens]
     if isinstance(params.layers, Layer):
