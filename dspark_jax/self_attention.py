@@ -10,7 +10,7 @@ G key/value heads, M query heads a key/value head, H head size.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
@@ -107,5 +107,5 @@ def _splash(q, k, v, segments, interpret: bool):
     heads = (q * width**-0.5).astype(q.dtype).reshape(*q.shape[:2], -1, width)
     heads, k, v = (x.swapaxes(1, 2) for x in (heads, k, v))
     ids = None if segments is None else splash.SegmentIds(q=segments, kv=segments)
-    out = jax.vmap(kernel)(heads, k, v, ids)
-    return out.swapaxes(1, 2).reshape(q.shape)
+    attend: Any = jax.vmap(kernel)
+    return attend(heads, k, v, ids).swapaxes(1, 2).reshape(q.shape)

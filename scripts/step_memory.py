@@ -13,7 +13,7 @@ import dataclasses
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -93,7 +93,8 @@ def trace(cfg: StepConfig, mesh: AnyMesh, *, rows: int, length: int = 4096):
         return jax.ShapeDtypeStruct((rows, length), dtype, sharding=sharding.batch(mesh))
 
     batch = Batch(column(jnp.int32), column(jnp.bool_))
-    return make_step(cfg, mesh).trace(abstract_state(cfg, mesh), target, batch)
+    step: Any = make_step(cfg, mesh)
+    return step.trace(abstract_state(cfg, mesh), target, batch)
 
 
 def main(args: Sequence[str]) -> int:

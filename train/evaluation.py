@@ -18,6 +18,7 @@ from dspark_jax.losses import Sums
 from dspark_jax.request import Request
 from dspark_jax.targets import dense
 from dspark_jax.targets.dense import Target
+from train import hosts
 from train.step import Batch, StepConfig, draw_anchors, make_sums
 
 SCORE = "expected_accepted_length"
@@ -29,7 +30,7 @@ class HeldOut:
 
     def __init__(self, cfg: StepConfig, mesh: Mesh, batches: Sequence[Batch]):
         self.batches = batches
-        self._cfg, self._places = cfg, sharding.batch(mesh)
+        self._cfg, self._mesh = cfg, mesh
         sums_of = make_sums(cfg, mesh)
 
         def evaluate(params: Drafter, target: Target, batch: Batch, number: jax.Array) -> Sums:
@@ -42,7 +43,7 @@ class HeldOut:
         """What `losses.metrics` says of them: accepted length by slot, calibration error, ..."""
         total = Sums.zeros(self._cfg.drafter.block_size)
         for number, batch in enumerate(self.batches):
-            placed = jax.device_put(batch, self._places)
+            placed = hosts.global_batch(self._mesh, batch)
             total = losses.add(total, self._sums(params, target, placed, np.int32(number)))
         found = losses.metrics(jax.device_get(total), self._cfg.drafter, self._cfg.loss)
         return {name: float(value) for name, value in found.items()}
@@ -61,6 +62,7 @@ def prompts(batches: Sequence[Batch], number: int) -> list[list[int]]:
 
 def decode(
     cfg: StepConfig,
+    mesh: Mesh,
     params: Drafter,
     target: Target,
     tokenizer: Tokenizer,
@@ -68,7 +70,7 @@ def decode(
     *,
     tokens: int,
 ) -> dict[str, float]:
-    """Continues prompts at temperature 1 with every draft verified, on one process.
+    """Continues prompts at temperature 1 with every draft verified, on the mesh.
 
     `decoding_accepted_length` is the mean over rounds that were not cut, NaN without any. Layers
     that are stacked are copied for it.
@@ -81,6 +83,7 @@ def decode(
             cfg.target, stop_token_ids=cfg.target.stop_token_ids or tokenizer.eos_ids
         ),
         drafter_config=cfg.drafter,
+        mesh=mesh if mesh.size > 1 else None,
     )
     requests = [
         Request(start, max_new_tokens=tokens, temperature=1.0, seed=cfg.seed, stream=number)

@@ -1,7 +1,7 @@
 """Several hosts as one run: how they find each other, what they share, and what must agree.
 
 Every host runs the same command on its own devices, and all of them together are one mesh. Each
-reads its own rows of a batch; host 0 alone writes files. What follows costs nothing on one host.
+takes its own rows of a batch; host 0 alone writes files. On one host all this costs nothing.
 """
 
 from __future__ import annotations
@@ -99,11 +99,6 @@ def require_same(values: Mapping[str, object]) -> None:
             )
 
 
-def anywhere(flag: bool) -> bool:
-    """Whether it is so on any host; all of them ask at the same step, and wait for one another."""
-    return any(gather(flag))
-
-
 # --- Arrays ----------------------------------------------------------------------------------
 
 
@@ -132,8 +127,17 @@ def share_of(host: int, hosts: np.ndarray) -> tuple[int, int]:
 
 
 def global_batch(mesh: Mesh, rows: Any) -> Any:
-    """The batch of all hosts, on the mesh, of which this host has read the NumPy arrays `rows`."""
-    return jax.make_array_from_process_local_data(sharding.batch(mesh), rows)
+    """The batch of all hosts, on the mesh.
+
+    Args:
+      rows: NumPy arrays, the same on all hosts, each of which takes its own rows of them.
+    """
+    index, count = batch_share(mesh)
+
+    def own(x: np.ndarray) -> np.ndarray:
+        return x[index * len(x) // count : (index + 1) * len(x) // count]
+
+    return jax.make_array_from_process_local_data(sharding.batch(mesh), jax.tree.map(own, rows))
 
 
 def whole(arrays: Any) -> Any:

@@ -72,6 +72,22 @@ class Logs:
             self._wandb.finish()
 
 
+class NoLogs(Logs):
+    """Of hosts that write nothing."""
+
+    def __init__(self):
+        pass
+
+    def write(self, kind: Kind, step: int, values: Mapping[str, float]) -> None:
+        pass
+
+    def advance(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 def check_logs(folder: Path) -> None:
     """Raises `InputError` when a file in the workdir is none of `Logs`, with the line."""
     for path in (folder / f"{kind}.jsonl" for kind in KINDS):

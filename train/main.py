@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 import configs
 from dspark_jax.config import require
 from dspark_jax.io import cli
+from train import hosts
 from train.lookout import Diverged
 from train.prepare import prepare
 from train.settings import Settings
@@ -52,6 +53,8 @@ def parse_arguments(args: Sequence[str]) -> Settings:
 
 def train(settings: Settings) -> int:
     """A whole run, or the rest of one, up to a signal."""
+    hosts.join(settings.hosts)
+    hosts.require_same(settings.shared())
     with cli.stop_signals() as stopped:
         run = prepare(settings)
         if run.loop(stopped):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from typing import Any
 
 import grain
 import jax
@@ -12,10 +13,10 @@ from jax.sharding import Mesh
 
 from dspark_jax import self_attention, sharding
 from dspark_jax.config import DrafterConfig, TargetConfig, require
-from dspark_jax.drafters import dspark
 from dspark_jax.drafters.dspark import Drafter
 from dspark_jax.io import files, hf, model_config
 from dspark_jax.io.tokenizer import load_tokenizer
+from train import hosts
 from train.checkpoint import Checkpoints, steps
 from train.data import make_batches
 from train.evaluation import HeldOut
@@ -58,7 +59,8 @@ def prepare(settings: Settings) -> Run:
     begun = bool(steps(settings.workdir / CHECKPOINTS))
     params = None if begun else initial_drafter(settings, drafter_config, mesh)
     target = load_target(settings, folder, target_config, mesh)
-    write_workdir(settings)
+    if hosts.writes():
+        write_workdir(settings)
 
     checkpoints = Checkpoints(
         settings.workdir / CHECKPOINTS, keep=settings.keep, keep_best=settings.keep_best
@@ -71,9 +73,19 @@ def prepare(settings: Settings) -> Run:
         state = state if params is None else state.replace(params=params)
     else:
         state, place = checkpoints.restore(abstract_state(cfg, mesh))
-        batches.set_state(place["data"])
+        batches.set_state(own_place(place["data"], settings))
         pool = Pool.of(place["pool"])
     return Run(settings, cfg, mesh, target, tokenizer, state, batches, pool, held_out, checkpoints)
+
+
+def own_place(places: list[Any], settings: Settings) -> Any:
+    """The place of this host in the data, of those of all hosts in a checkpoint."""
+    require(
+        len(places) == jax.process_count(),
+        f"{settings.workdir}: {len(places)} processes have read the data there; expected as many,"
+        f" not {jax.process_count()}",
+    )
+    return places[jax.process_index()]
 
 
 def initial_drafter(settings: Settings, cfg: DrafterConfig, mesh: Mesh) -> Drafter | None:
@@ -94,8 +106,8 @@ def initial_drafter(settings: Settings, cfg: DrafterConfig, mesh: Mesh) -> Draft
             f"{name}: {field.name} is {theirs} in the drafter and {ours} by the settings and the"
             " target; expected the same",
         )
-    places = sharding.parameters(dspark.specs(cfg), mesh)
-    found, params = hf.load_drafter(folder, shardings=places)
+    place = functools.partial(sharding.parameters, mesh=mesh)
+    found, params = hf.load_drafter(folder, place=place)
     require(
         found.confidence_head == cfg.confidence_head,
         f"{name}: it has no weights of a confidence head; expected them, or confidence_head=False",

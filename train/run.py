@@ -13,13 +13,13 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from dspark_jax import sharding
 from dspark_jax.io import hf
 from dspark_jax.io.tokenizer import Tokenizer
 from dspark_jax.targets import dense
+from train import hosts
 from train.checkpoint import Checkpoints
 from train.evaluation import SCORE, HeldOut, decode, prompts
-from train.logs import Logs
+from train.logs import Logs, NoLogs
 from train.lookout import Lookout
 from train.meter import Meter, Pool
 from train.resources import peak_flops, step_flops
@@ -55,14 +55,14 @@ class Run:
         """
         settings, steps = self.settings, self.settings.optimizer.steps
         step, done = make_step(self.cfg, self.mesh), int(self.state.step)
-        places, data = sharding.batch(self.mesh), settings.data
+        data = settings.data
         meter = Meter(
             self.cfg,
             self.pool,
             step_flops=step_flops(self.cfg, data.batch_size, data.max_length),
             peak_flops=peak_flops(self.mesh.devices.flatten().tolist(), settings.watch.peak_flops),
         )
-        logs = Logs(settings, step=done)
+        logs = Logs(settings, step=done) if hosts.writes() else NoLogs()
         trace = Trace(settings.workdir / "profile", settings.watch.profile)
         lookout = Lookout(self.checkpoints, settings.guard.max_skipped)
         saved = self.checkpoints.latest
@@ -70,7 +70,7 @@ class Run:
             while done < steps and not _any_process(bool(stopped), done):
                 with meter.waiting():
                     items = next(self.batches)
-                    batch = jax.device_put(batch_of(items), places)
+                    batch = hosts.global_batch(self.mesh, batch_of(items))
                 trace.before(done + 1)
                 self.state, report = step(self.state, self.target, batch)
                 done += 1
@@ -114,24 +114,29 @@ class Run:
             if decoding:
                 starts = prompts(self.held_out.batches, asked.decode_prompts)
                 found |= decode(
-                    self.cfg, self.state.params, self.target, self.tokenizer, starts,
+                    self.cfg, self.mesh, self.state.params, self.target, self.tokenizer, starts,
                     tokens=asked.decode_tokens,
                 )  # fmt: skip
         logs.write("evaluation", step, found)
         return found.get(SCORE)
 
     def save(self, step: int, meter: Meter, score: float | None) -> None:
-        place = {"data": self.batches.get_state(), "pool": meter.place()}
+        place = {"data": hosts.gather(self.batches.get_state()), "pool": meter.place()}
         self.checkpoints.save(step, self.state, place, score=score)
 
     def export(self) -> None:
         """Writes WORKDIR/drafter."""
         folder = self.settings.workdir / "drafter"
+        # Of the target's parameters these two are written.
+        ends = hosts.whole({"embed": self.target.embed, "lm_head": self.target.lm_head})
+        params, target = hosts.whole(self.state.params), dataclasses.replace(self.target, **ends)
+        if not hosts.writes():
+            return
         hf.save_drafter(
             folder,
             self.cfg.drafter,
-            self.state.params,
-            target=(self.cfg.target, self.target),
+            params,
+            target=(self.cfg.target, target),
             dtype=jnp.dtype(self.settings.compute.dtype),
         )
         print(f"drafter of {self.settings.optimizer.steps} steps: {folder}")

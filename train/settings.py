@@ -269,6 +269,10 @@ class Settings:
             return self.evaluation.held_out_files
         return (STDLIB_HELD_OUT,) if self.data.files == (STDLIB,) else ()
 
+    def shared(self) -> dict[str, object]:
+        """Those of `flat` that all hosts of a run must have in common."""
+        return {name: value for name, value in self.flat().items() if name != "process_id"}
+
     def flat(self) -> dict[str, object]:
         """All settings by name, as JSON values; names are unique across the groups."""
         found: dict[str, object] = {}

@@ -22,7 +22,7 @@ from dspark_jax.self_attention import AttentionKind, make_self_attention
 from dspark_jax.sharding import AnyMesh
 from dspark_jax.targets import dense
 from dspark_jax.targets.dense import Target
-from dspark_jax.transformer import Layer
+from dspark_jax.transformer import Layer, layer_specs
 from train.guard import Guard, choose, judge
 from train.optimizer import learning_rate, make_optimizer
 from train.settings import GuardSettings, OptimizerSettings
@@ -120,10 +120,10 @@ def make_sums(cfg: StepConfig, mesh: AnyMesh) -> Callable[..., Sums]:
     attend = make_self_attention(cfg.attention, mesh)
 
     drafter_specs, target_specs = dspark.specs(cfg.drafter), dense.specs(cfg.target)
-    layer_specs = target_specs.layers[0]
+    one = layer_specs(cfg.target, qk_norm=cfg.target.qk_norm)
 
     def fetch_layer(layer: Layer) -> Layer:
-        return sharding.fetched(layer, layer_specs, mesh)
+        return sharding.fetched(layer, one, mesh)
 
     def sums(params: Drafter, target: Target, batch: Batch, positions, valid) -> Sums:
         # Of the target only a layer at a time: the drafter is small.

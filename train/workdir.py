@@ -12,7 +12,13 @@ from typing import Any
 from dspark_jax.config import require
 from dspark_jax.io import files
 from train.logs import check_logs
-from train.settings import ComputeSettings, EvaluationSettings, Settings, WatchSettings
+from train.settings import (
+    ComputeSettings,
+    EvaluationSettings,
+    HostSettings,
+    Settings,
+    WatchSettings,
+)
 
 CONFIG, CHECKPOINTS = "config.json", "checkpoints"
 
@@ -24,7 +30,7 @@ def _names(*groups: type) -> set[str]:
 # With which a run may go on in another way than it began: they decide where, how fast and how
 # closely watched it runs, not what it learns. A run may be moved, too.
 FREE = {
-    *_names(ComputeSettings, EvaluationSettings, WatchSettings),
+    *_names(ComputeSettings, EvaluationSettings, WatchSettings, HostSettings),
     *("workdir", "log_every", "save_every", "keep", "keep_best", "max_skipped"),
 } - {"dtype"}
 

@@ -58,12 +58,10 @@ def run(mesh):
     places = sharding.parameters(dense.specs(TARGET), mesh)
     target = jax.jit(lambda: init(jax.random.key(9), dense.specs(TARGET)), out_shardings=places)()
     state = jax.jit(lambda: init_state(CONFIG), out_shardings=state_shardings(CONFIG, mesh))()
-    step, (index, count) = make_step(CONFIG, mesh), hosts.batch_share(mesh)
-    mine = slice(index * B // count, (index + 1) * B // count)
-    found, gradient = [], None
+    step, found, gradient = make_step(CONFIG, mesh), [], None
     for number in range(STEPS):
-        rows = jax.tree.map(lambda x: x[mine], batch_of(number))
-        state, report = step(state, target, hosts.global_batch(mesh, rows))
+        batch = hosts.global_batch(mesh, batch_of(number))
+        state, report = step(state, target, batch)
         found.append(float(losses.objective(report.sums, CONFIG.loss) / report.sums.weight))
         if number == 0:
             moment = hosts.whole(optax.tree.get(state.opt_state, "mu"))

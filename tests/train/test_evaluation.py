@@ -20,6 +20,8 @@ B, S, K = 4, 24, 3
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
+ONE = sharding.make_mesh(1)
+
 
 @pytest.fixture(scope="module")
 def cfg(small_config) -> StepConfig:
@@ -46,7 +48,7 @@ def batch(seed: int) -> Batch:
 
 def test_held_out_rows_are_summed_over_batches(cfg, models):
     params, target = models
-    mesh = sharding.make_mesh(4, 2)
+    mesh = sharding.make_mesh(4, tensor_parallel=2)
     batches = [batch(0), batch(1)]
     held_out = HeldOut(cfg, mesh, batches)
     found = held_out.metrics(params, target)
@@ -77,10 +79,10 @@ def test_decoding_is_like_that_of_the_library(cfg, models, small_target):
     params, target = models
     tokenizer = load_tokenizer(small_target)
     starts = prompts([batch(0)], 2)
-    found = decode(cfg, params, target, tokenizer, starts, tokens=20)
+    found = decode(cfg, ONE, params, target, tokenizer, starts, tokens=20)
     assert 1 <= found["decoding_accepted_length"] <= K + 1
     assert found["decoding_rounds"] >= 2 * 20 / (K + 1) - 2
-    stacked = decode(cfg, params, dense.stack_layers(target), tokenizer, starts, tokens=20)
+    stacked = decode(cfg, ONE, params, dense.stack_layers(target), tokenizer, starts, tokens=20)
     assert stacked == found
 
 
@@ -98,7 +100,7 @@ def test_accepted_length_is_over_the_rounds_of_all_prompts(
     params, target = models
     bare = dataclasses.replace(cfg, target=dataclasses.replace(cfg.target, stop_token_ids=()))
     low = jax.tree.map(lambda x: x.astype("bfloat16"), target)
-    found = decode(bare, params, low, load_tokenizer(small_target), [[5], [6]], tokens=4)
+    found = decode(bare, ONE, params, low, load_tokenizer(small_target), [[5], [6]], tokens=4)
     np.testing.assert_equal(found["decoding_accepted_length"], length)
     assert found["decoding_rounds"] == sum(map(len, rounds))
     assert given[0].target_config.stop_token_ids == (2,)  # the tokenizer's

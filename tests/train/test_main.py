@@ -155,7 +155,7 @@ def test_a_workdir_with_other_settings_is_left_alone(finished, small_target, tex
         (["--markov-rank", "0"], "markov_rank=0"),
         (["--confidence-weight", "0"], "confidence_weight=0.0"),
         (["--microbatches", "3"], "microbatches=3: expected a divisor"),
-        (["--devices", "8"], "expected a multiple of the 8 devices"),
+        (["--devices", "8"], "expected a multiple of 8 in each"),
         (["--devices", "999"], "devices=999"),
         (["--files", "nowhere.txt"], "nowhere.txt: no such file"),
         (["--target", "nowhere"], "nowhere: no such folder"),
