@@ -32,6 +32,7 @@ Rules = Mapping[str, tuple[str, ...]]
 TRAINING: Rules = {
     "batch": (DATA, FSDP),
     "embed": (FSDP,),
+    "rank": (FSDP,),
     "heads": (TENSOR,),
     "mlp": (TENSOR,),
     "vocab": (TENSOR,),

@@ -77,8 +77,8 @@ def specs(cfg: DrafterConfig) -> Markov | None:
     """Parameter specs of the configured head, None for `head="none"`."""
     v, r, d = cfg.vocab_size, cfg.markov_rank, cfg.hidden_size
     token = {
-        "w1": spec((v, r), ("vocab", None)),
-        "w2": spec((r, v), (None, "vocab")),
+        "w1": spec((v, r), ("vocab", "rank")),
+        "w2": spec((r, v), ("rank", "vocab")),
     }
     match cfg.head:
         case "vanilla":
