@@ -113,6 +113,20 @@ def test_summary_and_trace_by_hand(command):
     assert found["compile_seconds"] > 0
 
 
+def test_two_devices_give_the_results_of_one(command):
+    path = str(command.folder / "summary.json")
+    assert command("--tensor-parallel", "2", "--summary", path) == 0
+    for line in command.results():
+        if line["finish_reason"] != "error":
+            assert line["token_ids"] == GOOD[line["id"]]["token_ids"]
+            assert line["accepted_lengths"] == GOOD[line["id"]]["accepted_lengths"]
+    assert command.summary()["device"] == "2 x cpu"
+
+
+def test_more_devices_than_there_are(command):
+    fails(command, "--tensor-parallel 9: expected a number in 1..8", "--tensor-parallel", "9")
+
+
 def test_plain_decoding(command, folders):
     command.given = ("--target", str(folders.target), "--draft", "none")
     path = str(command.folder / "summary.json")

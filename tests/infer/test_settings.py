@@ -74,5 +74,6 @@ def test_meta_holds_what_decides_the_results(command):
     decisive = settings.decisive()
     assert json.loads(json.dumps(decisive)) == decisive
     names = {f.name for f in dataclasses.fields(settings)}
-    assert names - decisive.keys() == files | {"slots", "compare_baseline"}
+    others = {"slots", "compare_baseline", "tensor_parallel"}
+    assert names - decisive.keys() == files | others
     assert results.meta_path(command.output).name == "out.jsonl.meta.json"
