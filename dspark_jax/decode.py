@@ -25,7 +25,15 @@ from dspark_jax.kv_cache import KVCache
 from dspark_jax.layers import RopeAngles, rope_angles
 from dspark_jax.plans import Plan, whole
 from dspark_jax.sampling import Draft, round_noise
-from dspark_jax.state import DecodeConfig, DecodeState, Models, block_size, pinned, plans_of
+from dspark_jax.state import (
+    DecodeConfig,
+    DecodeState,
+    Models,
+    block_size,
+    pinned,
+    plain_rounds,
+    plans_of,
+)
 from dspark_jax.targets import dense
 from dspark_jax.targets.dense import Hidden
 
@@ -70,7 +78,7 @@ def decode_rounds(
     """
     rows, size = state.anchor.shape[0], block_size(models, cfg)
     plan = plan or whole(rows, size)
-    choices = plans_of(models, cfg, rows)
+    choices, most = plans_of(models, cfg, rows), plain_rounds(rows)
     constants = make_constants(models, state.target_cache)
     log = _create_log(length, rows, plan.drafts, cfg)
 
@@ -91,11 +99,11 @@ def decode_rounds(
         return t, take_in(models, constants, state, seen) if size else state, log
 
     def plain(carry):
-        """Up to K rounds without drafts, behind which the drafter takes in what they saw."""
+        """A few rounds without drafts, behind which the drafter takes in what they saw."""
         start, before, log = carry
         bare = dataclasses.replace(before, outlook=None)
         width = len(models.taps) * models.target.embed.shape[1]
-        kept = jnp.zeros((size, rows, width), models.target.embed.dtype)
+        kept = jnp.zeros((most, rows, width), models.target.embed.dtype)
 
         def body(carry):
             carry, kept = carry
@@ -105,16 +113,16 @@ def decode_rounds(
 
         def within(carry):
             (t, state, _), _ = carry
-            return (t - start < size) & go_on(t, state)
+            return (t - start < most) & go_on(t, state)
 
         (t, state, log), kept = jax.lax.while_loop(within, body, ((start, bare, log), kept))
-        counts = jnp.full(rows, size, jnp.int32)
-        flat = pack(jnp.zeros((rows, size), jnp.int32), counts, before.position, rows * size)
-        seen = Seen(flat, kept.swapaxes(0, 1).reshape(rows * size, -1))
+        counts = jnp.full(rows, most, jnp.int32)
+        flat = pack(jnp.zeros((rows, most), jnp.int32), counts, before.position, rows * most)
+        seen = Seen(flat, kept.swapaxes(0, 1).reshape(rows * most, -1))
         state = take_in(models, constants, state, seen)
         outlook = before.outlook
         if outlook is not None:
-            outlook = plans.compare(outlook, choices, state.active, t - start)
+            outlook = plans.look_ahead(outlook, choices, state.active, t - start)
         return t, dataclasses.replace(state, outlook=outlook), log
 
     done, state, log = jax.lax.while_loop(

@@ -148,7 +148,9 @@ def best_plan(
     return jnp.argmax(speeds).astype(jnp.int32), speeds
 
 
-def look_ahead(outlook: Outlook, plans: Sequence[Plan], active: jax.Array) -> Outlook:
+def look_ahead(
+    outlook: Outlook, plans: Sequence[Plan], active: jax.Array, rounds: jax.Array | int = 1
+) -> Outlook:
     """Chooses the plan of the next round from the rounds that `outlook` has seen.
 
     Called in front of `observe`, so that the last round's confidences are not among them and the
@@ -159,20 +161,20 @@ def look_ahead(outlook: Outlook, plans: Sequence[Plan], active: jax.Array) -> Ou
     shows how it is. Trials become rarer, until one leads to longer drafts that last.
 
     Only every few rounds, behind a trial and for some rounds behind a change are plans compared.
+
+    Args:
+      rounds: of one plan, with this the last, since the last call.
     """
-    due = (outlook.held < PERIOD) | (outlook.held % PERIOD == 0) | (outlook.plan != outlook.best)
-    now = functools.partial(compare, plans=plans, active=active, rounds=jnp.int32(1))
-    return jax.lax.cond(due, now, _wait, outlook)
+    outlook = dataclasses.replace(
+        outlook, held=outlook.held + rounds, waited=outlook.waited + rounds
+    )
+    young = outlook.held <= PERIOD
+    due = young | (outlook.held % PERIOD < rounds) | (outlook.plan != outlook.best)
+    compare = functools.partial(_compare, plans=plans, active=active)
+    return jax.lax.cond(due, compare, lambda same: same, outlook)
 
 
-def _wait(outlook: Outlook) -> Outlook:
-    return dataclasses.replace(outlook, held=outlook.held + 1, waited=outlook.waited + 1)
-
-
-def compare(
-    outlook: Outlook, plans: Sequence[Plan], active: jax.Array, rounds: jax.Array
-) -> Outlook:
-    """`look_ahead` after several rounds of one plan: the plans are compared in any case."""
+def _compare(outlook: Outlook, plans: Sequence[Plan], active: jax.Array) -> Outlook:
     confidence = jnp.where(outlook.seen > 0, outlook.confidence, outlook.typical)
     drafts = jnp.array([plan.drafts for plan in plans], jnp.int32)
     idle = jnp.arange(confidence.shape[1]) >= drafts[outlook.best]
@@ -183,7 +185,7 @@ def compare(
     differs = (drafts[trial] > drafts[best]) & (hoped[trial] > MARGIN * hoped[best])
     rates = outlook.rates
     due = differs & (outlook.waited * rates[trial] >= outlook.patience * rates[best])
-    held = jnp.where(best == outlook.best, outlook.held + rounds, 0)
+    held = jnp.where(best == outlook.best, outlook.held, 0)
     lasting = (held >= PERIOD) & (drafts[best] > outlook.base)
     patience = jnp.where(lasting, PATIENCE, outlook.patience)
     # What a trial shows counts alone, and not as one of many rounds.
@@ -195,7 +197,7 @@ def compare(
         plan=jnp.where(due, trial, best),
         best=best,
         held=held,
-        waited=jnp.where(due, 0, outlook.waited + rounds),
+        waited=jnp.where(due, 0, outlook.waited),
         base=jnp.where(due, drafts[best], outlook.base),
         patience=jnp.where(due, jnp.minimum(2 * patience, MOST_PATIENCE), patience),
     )

@@ -16,11 +16,10 @@ from flax import struct
 
 from dspark_jax import decode, plans, verify
 from dspark_jax.decode import Seen
-from dspark_jax.drafters import dspark
 from dspark_jax.flat import pack
 from dspark_jax.kv_cache import KVCache
 from dspark_jax.sampling import Draft, Sampling
-from dspark_jax.state import DecodeConfig, DecodeState, Models, pinned
+from dspark_jax.state import DecodeConfig, DecodeState, Models, create_caches, pinned
 from dspark_jax.targets import dense
 
 
@@ -44,11 +43,9 @@ class First:
 def create_reading(models: Models, rows: int, length: int) -> Reading:
     """Nothing read yet, with caches of `length` positions."""
     embed = models.target.embed
-    draft_cache: tuple[KVCache, ...] = ()
-    if models.drafter_config is not None:
-        draft_cache = dspark.create_cache(models.drafter_config, rows, length, embed.dtype)
+    target_cache, draft_cache = create_caches(models, rows, length)
     reading = Reading(
-        target_cache=dense.create_cache(models.target_config, rows, length, embed.dtype),
+        target_cache=target_cache,
         draft_cache=draft_cache,
         last=jnp.zeros((rows, embed.shape[1]), embed.dtype),
     )

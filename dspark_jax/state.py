@@ -23,6 +23,9 @@ from dspark_jax.sampling import Sampling
 from dspark_jax.targets import dense
 from dspark_jax.targets.dense import Target
 
+MOST_PLAIN_ROUNDS = 32
+"""So many positions lie free behind the drafter's caches: what it takes in is of one width."""
+
 
 @struct.dataclass
 class Models:
@@ -116,10 +119,8 @@ def create_state(
       scale: [R, K] temperatures of the rows' confidences; default: 1.
       outlook: for the policy `delayed`.
     """
-    rows, dtype = limit.shape[0], models.target.embed.dtype
-    draft_cache: tuple[KVCache, ...] = ()
-    if models.drafter_config is not None:
-        draft_cache = dspark.create_cache(models.drafter_config, rows, length, dtype)
+    target_cache, draft_cache = create_caches(models, limit.shape[0], length)
+    rows = limit.shape[0]
     state = DecodeState(
         anchor=jnp.zeros(rows, jnp.int32),
         position=jnp.zeros(rows, jnp.int32),
@@ -127,12 +128,33 @@ def create_state(
         active=jnp.ones(rows, bool),
         sampling=jax.tree.map(jnp.array, sampling),  # the state is donated, the caller's stay
         key=jnp.array(key),
-        target_cache=dense.create_cache(models.target_config, rows, length, dtype),
+        target_cache=target_cache,
         draft_cache=draft_cache,
         scale=scale,
         outlook=outlook,
     )
     return pinned(models, state)
+
+
+def create_caches(
+    models: Models, rows: int, length: int
+) -> tuple[tuple[KVCache, ...], tuple[KVCache, ...]]:
+    """Empty caches of the target and of the drafter for rows of `length` positions."""
+    dtype = models.target.embed.dtype
+    target = dense.create_cache(models.target_config, rows, length, dtype)
+    if models.drafter_config is None:
+        return target, ()
+    room = length + MOST_PLAIN_ROUNDS
+    return target, dspark.create_cache(models.drafter_config, rows, room, dtype)
+
+
+def plain_rounds(rows: int) -> int:
+    """Rounds without drafts whose tokens the drafter takes in together.
+
+    Many at few rows, where it is the number of operations that costs; few at many rows, where
+    what is computed for rounds that did not come does.
+    """
+    return max(8, min(MOST_PLAIN_ROUNDS, 64 // rows))
 
 
 def pinned(models: Models, values: Any) -> Any:
