@@ -68,6 +68,7 @@ def anchor_attention(
     context: tuple[jax.Array, jax.Array],
     block: tuple[jax.Array, jax.Array],
     anchors: jax.Array,
+    first: jax.Array | None = None,
 ) -> jax.Array:
     """Blocks attend to the context before their anchor and to their own slots (paper, section 3).
 
@@ -79,6 +80,8 @@ def anchor_attention(
       context: k, v [B, S, G, H] of the target features.
       block: k, v [B, A, K, G, H] of the slots.
       anchors: [B, A] positions; a block sees context positions below its anchor.
+      first: [B, A] the first context position that a block sees, where its document begins; None:
+        the first of all.
     Returns:
       [B, A, K, G, M, H].
     """
@@ -91,7 +94,10 @@ def anchor_attention(
     own_k, own_v = (x.transpose(0, 3, 1, 2, 4) for x in block)
     outer = jnp.einsum("bgaqh,bgsh->bgaqs", q, k, preferred_element_type=wide) * scale
     inner = jnp.einsum("bgaqh,bgajh->bgaqj", q, own_k, preferred_element_type=wide) * scale
-    before = jnp.arange(k.shape[2]) < anchors[:, :, None]
+    places = jnp.arange(k.shape[2])
+    before = places < anchors[:, :, None]
+    if first is not None:
+        before = before & (places >= first[:, :, None])
     outer = jnp.where(before[:, None, :, None], outer, -jnp.inf)
     # A shift that is the same for both parts; the inner part always has finite scores.
     peak = jnp.maximum(outer.max(-1, keepdims=True), inner.max(-1, keepdims=True))

@@ -23,6 +23,7 @@ from dspark_jax.config import DrafterConfig, require
 from dspark_jax.drafters import confidence, dspark, heads
 from dspark_jax.drafters.dspark import Drafter, KeyValue
 from dspark_jax.layers import rope_angles
+from dspark_jax.segments import document_positions, document_starts
 from dspark_jax.targets import dense
 from dspark_jax.targets.dense import Target
 
@@ -105,6 +106,7 @@ def drafter_loss(
     loss_mask: jax.Array,
     positions: jax.Array,
     valid: jax.Array,
+    segments: jax.Array | None = None,
     *,
     cfg: DrafterConfig,
     loss: LossConfig,
@@ -112,7 +114,7 @@ def drafter_loss(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Loss of a batch, and its metrics; arguments as for `drafter_sums`."""
     sums = drafter_sums(
-        params, target, features, final_hidden, tokens, loss_mask, positions, valid,
+        params, target, features, final_hidden, tokens, loss_mask, positions, valid, segments,
         cfg=cfg, loss=loss, chunk=chunk,
     )  # fmt: skip
     return _mean(objective(sums, loss), sums.weight), metrics(sums, cfg, loss)
@@ -127,6 +129,7 @@ def drafter_sums(
     loss_mask: jax.Array,
     positions: jax.Array,
     valid: jax.Array,
+    segments: jax.Array | None = None,
     *,
     cfg: DrafterConfig,
     loss: LossConfig,
@@ -144,8 +147,9 @@ def drafter_sums(
         not used, whatever they hold.
       tokens, loss_mask: [B, S].
       positions, valid: [B, A] from `anchors.sample_anchors`.
-      chunk: anchors a sequence that are computed at a time. Several chunks are scanned, and made
-        again in the backward pass.
+      segments: [B, S] documents of the rows; None: a row is one.
+      chunk: anchors a row that are computed at a time. Several chunks are scanned, and made again
+        in the backward pass; one of dummies alone is passed over.
     """
     dtype, length = features.dtype, tokens.shape[1]
     last = jnp.max(jnp.where(valid, positions, 0), axis=1)
@@ -153,15 +157,19 @@ def drafter_sums(
     features = jnp.where(used[..., None], features, 0)
     with jax.named_scope("context"):
         low = _cast(params, dtype)
-        angles = rope_angles(jnp.arange(length)[None], cfg.rope, cfg.head_dim)
+        angles = rope_angles(document_positions(length, segments), cfg.rope, cfg.head_dim)
         context = dspark.context_key_values(low, dspark.context_weights(low), features, angles, cfg)
         context = _cast(context, jnp.promote_types(dtype, jnp.float32))
 
+    starts = None if segments is None else document_starts(segments)
+
     def of_chunk(params: Drafter, context: list[KeyValue], positions, valid) -> Sums:
-        slots = slot_labels(tokens, loss_mask, positions, valid, cfg.block_size)
+        slots = slot_labels(tokens, loss_mask, positions, valid, cfg.block_size, segments)
+        first = None if starts is None else jnp.take_along_axis(starts, positions, axis=1)
         outputs = block_outputs(
-            _cast(params, dtype), target, final_hidden, slots, positions, _cast(context, dtype), cfg
-        )
+            _cast(params, dtype), target, final_hidden, slots, positions, first,
+            _cast(context, dtype), cfg,
+        )  # fmt: skip
         return slot_sums(outputs, slots, loss)
 
     chunk = min(chunk, positions.shape[1])
@@ -172,7 +180,14 @@ def drafter_sums(
         jnp.pad(x, ((0, 0), (0, missing))).reshape(x.shape[0], -1, chunk).swapaxes(0, 1)
         for x in (positions, valid)
     )
-    remade = jax.checkpoint(of_chunk, prevent_cse=False)
+
+    def unless_empty(params: Drafter, context: list[KeyValue], positions, valid) -> Sums:
+        nothing = Sums.zeros(cfg.block_size)
+        return jax.lax.cond(
+            valid.any(), of_chunk, lambda *_: nothing, params, context, positions, valid
+        )
+
+    remade = jax.checkpoint(unless_empty, prevent_cse=False)
 
     def step(sums: Sums, inputs):
         return add(sums, remade(params, context, *inputs)), None
@@ -199,13 +214,17 @@ def block_outputs(
     final_hidden: jax.Array,
     slots: Slots,
     positions: jax.Array,
+    first: jax.Array | None,
     context: list[KeyValue],
     cfg: DrafterConfig,
 ) -> Outputs:
-    """Runs the drafter on blocks at `positions` [B, A], with the true tokens before each slot."""
+    """Runs the drafter on blocks at `positions` [B, A], with the true tokens before each slot.
+
+    `first` [B, A] is where their documents begin; None: a row is one document.
+    """
     with jax.named_scope("draft"):
         anchor = slots.previous[..., 0]
-        hidden = dspark.training_hidden(params, target, anchor, positions, context, cfg=cfg)
+        hidden = dspark.training_hidden(params, target, anchor, positions, context, first, cfg=cfg)
         draft = dense.logits(target, hidden)
         if params.head is not None:
             draft = draft + heads.teacher_forced(params.head, hidden, slots.previous)

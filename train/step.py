@@ -40,10 +40,11 @@ class TrainState:
 
 @struct.dataclass
 class Batch:
-    """Sequences, padded to the same length."""
+    """Rows of documents, padded to the same length."""
 
     tokens: jax.Array  # [B, S] int32
     loss_mask: jax.Array  # [B, S] bool
+    segments: jax.Array | None = None  # [B, S] int32, documents of a row; None: each is one
 
 
 @struct.dataclass
@@ -70,6 +71,7 @@ class StepConfig:
     anchor_chunk: int = 32
     microbatches: int = 1
     attention: AttentionKind = "reference"
+    documents_per_row: int = 1
 
 
 Step = Callable[[TrainState, Target, Batch], tuple[TrainState, Report]]
@@ -135,6 +137,7 @@ def make_sums(cfg: StepConfig, mesh: AnyMesh) -> Callable[..., Sums]:
             hidden = dense.forward(
                 target,
                 batch.tokens,
+                batch.segments,
                 cfg=cfg.target,
                 taps=cfg.drafter.target_layer_ids,
                 attend=attend,
@@ -142,7 +145,8 @@ def make_sums(cfg: StepConfig, mesh: AnyMesh) -> Callable[..., Sums]:
             )
         return losses.drafter_sums(
             params, target, hidden.features, hidden.final, batch.tokens, batch.loss_mask,
-            positions, valid, cfg=cfg.drafter, loss=cfg.loss, chunk=cfg.anchor_chunk,
+            positions, valid, batch.segments, cfg=cfg.drafter, loss=cfg.loss,
+            chunk=cfg.anchor_chunk,
         )  # fmt: skip
 
     return sums
@@ -151,7 +155,10 @@ def make_sums(cfg: StepConfig, mesh: AnyMesh) -> Callable[..., Sums]:
 def draw_anchors(cfg: StepConfig, key: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
     """Anchors of a whole batch; see `sample_anchors`."""
     with jax.named_scope("anchors"):
-        return sample_anchors(key, batch.loss_mask, cfg.drafter.num_anchors)
+        return sample_anchors(
+            key, batch.loss_mask, cfg.drafter.num_anchors, batch.segments,
+            documents=cfg.documents_per_row,
+        )  # fmt: skip
 
 
 def make_step(cfg: StepConfig, mesh: AnyMesh) -> Step:

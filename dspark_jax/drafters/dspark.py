@@ -199,6 +199,7 @@ def training_hidden(
     anchor: jax.Array,
     position: jax.Array,
     context: list[KeyValue],
+    first: jax.Array | None = None,
     *,
     cfg: DrafterConfig,
 ) -> jax.Array:
@@ -206,16 +207,19 @@ def training_hidden(
 
     Args:
       anchor: [B, A] anchor tokens.
-      position: [B, A] their positions; a block sees context below its own.
+      position: [B, A] their places in the row; a block sees context below its own.
       context: keys and values [B, S, G, H] of each layer, from `context_key_values`.
+      first: [B, A] where in the row the blocks' documents begin: they see context from there, and
+        count positions from there. None: a row is one document.
     Returns:
       h [B, A, K, D].
     """
     x = block_inputs(target, anchor, block_size=cfg.block_size, mask_id=cfg.mask_token_id)
-    slots = position[..., None] + jnp.arange(cfg.block_size)
+    inside = position if first is None else position - first
+    slots = inside[..., None] + jnp.arange(cfg.block_size)
     angles = rope_angles(slots, cfg.rope, cfg.head_dim)
 
     def attend(i, q, k, v):
-        return anchor_attention(q, context[i], (k, v), position)
+        return anchor_attention(q, context[i], (k, v), position, first)
 
     return _backbone(params, x, angles, cfg, attend)

@@ -20,6 +20,7 @@ from dspark_jax.flat import FlatTokens
 from dspark_jax.kv_cache import KVCache
 from dspark_jax.layers import RopeAngles, ones, rms_norm, rope_angles
 from dspark_jax.params import spec
+from dspark_jax.segments import document_positions
 from dspark_jax.self_attention import SelfAttention
 from dspark_jax.transformer import Layer, block, layer_specs
 
@@ -103,6 +104,7 @@ def create_cache(cfg: TargetConfig, rows: int, length: int, dtype) -> tuple[KVCa
 def forward(
     params: Target,
     tokens: jax.Array,
+    segments: jax.Array | None = None,
     *,
     cfg: TargetConfig,
     taps: tuple[int, ...] = (),
@@ -112,13 +114,18 @@ def forward(
     """Whole sequences, causal: tokens [B, S] at positions 0 .. S-1.
 
     Args:
+      segments: [B, S] documents of the rows, each of which is read as if it were alone; None: a row
+        is one.
       attend: attention of the sequences to themselves.
       fetch: brings the parameters of a layer to where they are used, when it is their turn.
     """
-    angles = rope_angles(jnp.arange(tokens.shape[1])[None], cfg.rope, cfg.head_dim)
+    angles = rope_angles(document_positions(tokens.shape[1], segments), cfg.rope, cfg.head_dim)
+
+    def attend_within(q, k, v):
+        return attend(q, k, v, segments)
 
     def apply(x, layer):
-        return block(fetch(layer), x, angles, cfg, attend)
+        return block(fetch(layer), x, angles, cfg, attend_within)
 
     x = params.embed[tokens]
     if isinstance(params.layers, Layer):

@@ -84,3 +84,50 @@ def test_labels_against_a_loop(loss_mask, size):
             if going:
                 assert slots.labels[b, i, k - 1] == tokens[b, a + k]
                 assert slots.previous[b, i, k - 1] == tokens[b, a + k - 1]
+
+
+SEGMENTS = np.array([[1] * 8 + [2] * 3 + [3] * 5 + [0] * 4, [4] * 2 + [9] * 18], np.int32)
+
+
+@pytest.mark.parametrize("num_anchors", [1, 3, 7, 30])
+def test_every_document_has_anchors_of_its_own(num_anchors):
+    """As many as it would have in a row of its own, and none whose first slot is outside of it."""
+    mask = SEGMENTS > 0
+    mask[0, 3] = False
+    positions, valid = map(
+        np.asarray, sample_anchors(jax.random.key(4), mask, num_anchors, SEGMENTS, documents=3)
+    )
+    assert positions.shape == (2, 3 * num_anchors)
+    for row in range(2):
+        drawn = positions[row, valid[row]]
+        assert len(set(drawn)) == len(drawn)
+        assert not valid[row, len(drawn) :].any()  # dummies come last
+        for document in set(SEGMENTS[row]) - {0}:
+            inside = mask[row] & (SEGMENTS[row] == document)
+            possible = candidates(inside)
+            found = set(drawn) & set(np.flatnonzero(SEGMENTS[row] == document))
+            assert len(found) == min(num_anchors, len(possible))
+            assert found <= set(possible)
+
+
+def test_of_too_many_documents_each_has_some_anchors():
+    """A row with more documents than were announced: its anchors are shared out."""
+    positions, valid = sample_anchors(jax.random.key(4), SEGMENTS[:1] > 0, 4, SEGMENTS[:1])
+    assert valid.all()
+    assert sorted(SEGMENTS[0, np.asarray(positions[0])]) == [1, 1, 2, 3]
+
+
+def test_draws_of_one_document_do_not_depend_on_segments(loss_mask):
+    key = jax.random.key(5)
+    alone = sample_anchors(key, jnp.array(loss_mask), 6)
+    one = sample_anchors(key, jnp.array(loss_mask), 6, jnp.full(loss_mask.shape, 3))
+    jax.tree.map(np.testing.assert_array_equal, alone, one)
+
+
+def test_labels_stay_in_the_anchors_document():
+    tokens, mask = np.arange(10)[None], np.ones((1, 10), bool)
+    segments = np.array([[1, 1, 1, 1, 2, 2, 2, 0, 0, 0]])
+    positions, valid = np.array([[1, 4, 2]]), np.array([[True, True, True]])
+    slots = slot_labels(tokens, mask, positions, valid, 4, segments)
+    assert slots.counted.astype(int).tolist() == [[[1, 1, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0]]]
+    assert slots.labels[0, 0, :2].tolist() == [2, 3]

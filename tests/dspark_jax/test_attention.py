@@ -39,6 +39,16 @@ def test_causal(rng, transform):
         np.testing.assert_allclose(found[b, t], expected, atol=2e-6)
 
 
+def test_causal_within_documents(rng):
+    q, k, v = normal(rng, 2, 6, G, M, H), normal(rng, 2, 6, G, H), normal(rng, 2, 6, G, H)
+    segments = np.array([[1, 1, 1, 2, 2, 0], [4, 3, 3, 3, 3, 3]])
+    found = causal_attention(q, k, v, jnp.asarray(segments))
+    for b, t in np.ndindex(2, 6):
+        first = segments[b].tolist().index(segments[b, t])
+        expected = attend(q[b, t], k[b, first : t + 1], v[b, first : t + 1])
+        np.testing.assert_allclose(found[b, t], expected, atol=2e-6)
+
+
 @pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["plain", "jit"])
 def test_cached(rng, transform):
     q, k, v = normal(rng, 3, 2, G, M, H), normal(rng, 3, G, 9, H), normal(rng, 3, G, 9, H)
@@ -79,6 +89,16 @@ def test_anchor(blocks, transform):
         k, v = (
             np.concatenate([c[b, :before], x[b, a]]) for c, x in zip(context, block, strict=True)
         )
+        np.testing.assert_allclose(found[b, a, i], attend(q[b, a, i], k, v), atol=2e-6)
+
+
+def test_anchor_sees_its_own_document(blocks):
+    q, context, block, anchors = blocks
+    first = np.array([[0, 3, 1], [6, 0, 1]])  # documents that begin before or at the anchor
+    found = anchor_attention(q, context, block, anchors, first)
+    for b, a, i in np.ndindex(*q.shape[:3]):
+        seen = slice(first[b, a], anchors[b, a])
+        k, v = (np.concatenate([c[b, seen], x[b, a]]) for c, x in zip(context, block, strict=True))
         np.testing.assert_allclose(found[b, a, i], attend(q[b, a, i], k, v), atol=2e-6)
 
 

@@ -123,9 +123,10 @@ def test_masks_logits_and_confidences_of_the_reference(reference):
     context = dspark.context_key_values(
         params, dspark.context_weights(params), t["target_hidden_states"], angles, cfg
     )
-    found = jax.jit(losses.block_outputs, static_argnums=6)(
-        params, target, t["target_last_hidden_states"], slots, t["anchor_positions"], context, cfg
-    )
+    found = jax.jit(losses.block_outputs, static_argnums=7)(
+        params, target, t["target_last_hidden_states"], slots, t["anchor_positions"], None,
+        context, cfg,
+    )  # fmt: skip
     for ours, theirs in (
         (found.draft, t["draft_logits"]),
         (found.teacher, t["aligned_target_logits"]),
