@@ -31,7 +31,7 @@ def sample_anchors(
       loss_mask: [B, S].
       num_anchors: of each document at most; may exceed S.
       segments: [B, S] documents of the rows; None: a row is one.
-      documents: most documents that a row has in which anything can be learnt.
+      documents: of a row, that there is room for all anchors of; more share the room evenly.
     Returns:
       (positions [B, A] int32, valid [B, A] bool, False for dummies), A = num_anchors * documents.
     """

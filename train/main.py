@@ -10,45 +10,27 @@ SIGTERM and SIGINT save what there is and end it with exit code 0.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 import sys
 from collections.abc import Sequence
 
 from safetensors import SafetensorError
 
-import configs
-from dspark_jax.config import require
 from dspark_jax.io import cli
 from train import hosts
 from train.lookout import Diverged
 from train.prepare import prepare
+from train.presets import parse_arguments
 from train.settings import Settings
 
 
 def main(args: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
-    settings = parse_arguments(args)
+    settings = parse_arguments(args, prog="train.main", description=__doc__ or "")
     try:
         return train(settings)
     except (OSError, SafetensorError, Diverged) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
-
-
-def parse_arguments(args: Sequence[str]) -> Settings:
-    """The settings that `[PRESET] [--setting value ...]` asks for."""
-    presets = sorted(m.name for m in pkgutil.iter_modules(configs.__path__))
-    given = bool(args) and not args[0].startswith("-")
-    preset = args[0] if given else "tiny"
-    require(preset in presets, f"preset {preset!r}: expected one of {', '.join(presets)}")
-    return cli.parse(
-        Settings,
-        args[1:] if given else args,
-        default=importlib.import_module(f"configs.{preset}").SETTINGS,
-        prog=f"train.main {preset}",
-        description=f"{__doc__}\nPresets: {', '.join(presets)}.",
-    )
 
 
 def train(settings: Settings) -> int:

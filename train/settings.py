@@ -49,7 +49,7 @@ class DrafterSettings:
     mask_token_id: int = 3
     """Id of the target's vocabulary that stands for a token not yet drafted."""
     num_anchors: int = 24
-    """A, blocks drafted a sequence and step."""
+    """A, blocks drafted a document and step."""
 
     def __post_init__(self):
         _positive(self, "num_anchors")
@@ -65,15 +65,24 @@ class DataSettings:
     """Data."""
 
     files: tuple[str, ...] = (STDLIB,)
-    """Text files, or JSONL files with messages, conversations or text on each line; `stdlib` is the
-    Python standard library's sources."""
+    """Text files, or JSONL files with messages, conversations, prompt and response, or text on each
+    line; `stdlib` is the Python standard library's sources."""
+    bad_records: int = 0
+    """Bad lines of JSONL files that are passed over at most. They are found at the start, and many
+    mean that a file is not what one thinks: by default the first is an error."""
+    thinking: bool = False
+    """The target may think before it answers."""
     max_length: int = 192
-    """S, tokens a sequence; longer documents are cut into several."""
+    """S, tokens a row; longer texts are cut into several, longer chats end there."""
+    documents_per_row: int = 4
+    """Documents of a row that there is room for num_anchors blocks of; more of them share that room
+    evenly. 1: no two documents share a row."""
     batch_size: int = 8
-    """B, sequences a step, over all devices."""
+    """B, rows a step, over all devices."""
 
     def __post_init__(self):
-        _positive(self, "batch_size")
+        _positive(self, "batch_size", "documents_per_row")
+        require(self.bad_records >= 0, f"bad_records={self.bad_records}: expected at least 0")
         require(self.max_length >= 2, f"max_length={self.max_length}: expected at least 2")
 
 
@@ -165,7 +174,7 @@ class ComputeSettings:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the target, of the pass and of the exported drafter; master weights are float32."""
     anchor_chunk: int = 32
-    """Blocks a sequence that are computed at a time."""
+    """Blocks a row that are computed at a time."""
     microbatches: int = 1
     """Parts of a batch that are computed one after the other, for memory."""
     stack_layers: Literal["auto", "on", "off"] = "auto"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import tokenizers
 
 from dspark_jax.config import InputError, require
 from dspark_jax.io import gguf, gguf_tokenizer
@@ -15,7 +18,8 @@ from dspark_jax.io.files import read_json, resolve
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-Messages = Sequence[Mapping[str, str]]
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +49,23 @@ class Tokenizer:
         """
         return self.backend.encode(text, add_special_tokens=special)
 
+    def encode_literally(self, text: str) -> list[int]:
+        """Ids of a text as a model would write it: what looks like a special token is text in it.
+
+        Nothing is added. Tokens of the vocabulary that are added but not special (Qwen3's tool call
+        marks) are what they are.
+        """
+        return self._literal.encode(text, add_special_tokens=False).ids
+
+    @functools.cached_property
+    def _literal(self) -> tokenizers.Tokenizer:
+        """A copy: the switch is part of a tokenizer's state."""
+        copy = tokenizers.Tokenizer.from_str(self.backend.backend_tokenizer.to_str())
+        copy.encode_special_tokens = True
+        copy.no_truncation()
+        copy.no_padding()
+        return copy
+
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Text of `ids`; stop tokens and the like are left out unless `special`."""
         text = self.backend.decode(
@@ -52,13 +73,18 @@ class Tokenizer:
         )
         return str(text)
 
-    def chat(self, messages: Messages, *, thinking: bool = False) -> list[int]:
+    def chat(self, messages: Messages, *, thinking: bool = False, tools: Tools = None) -> list[int]:
         """Ids of a chat up to and with the generation prompt."""
-        text = self.chat_text(messages, generation_prompt=True, thinking=thinking)
+        text = self.chat_text(messages, generation_prompt=True, thinking=thinking, tools=tools)
         return self.encode(text, special=False)
 
     def chat_text(
-        self, messages: Messages, *, generation_prompt: bool, thinking: bool = False
+        self,
+        messages: Messages,
+        *,
+        generation_prompt: bool,
+        thinking: bool = False,
+        tools: Tools = None,
     ) -> str:
         """A chat as text, by the chat template.
 
@@ -66,6 +92,7 @@ class Tokenizer:
           messages: each with `role` and `content`.
           generation_prompt: whether the text ends in what the next assistant turn starts with.
           thinking: whether that turn may think (templates without the switch ignore it).
+          tools: descriptions of the functions that may be called.
         Raises:
           InputError: no chat template, or messages that it does not take.
         """
@@ -81,6 +108,7 @@ class Tokenizer:
         try:
             text = self.backend.apply_chat_template(
                 [dict(m) for m in messages],
+                tools=None if tools is None else [dict(t) for t in tools],
                 tokenize=False,
                 add_generation_prompt=generation_prompt,
                 enable_thinking=thinking,

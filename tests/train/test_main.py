@@ -11,7 +11,8 @@ from dspark_jax import sharding
 from dspark_jax.io import cli, hf, model_config
 from train import run as train_run
 from train.checkpoint import Checkpoints, SaveError
-from train.main import main, parse_arguments
+from train.main import main
+from train.presets import parse_arguments
 from train.prepare import step_config
 from train.step import abstract_state
 
@@ -90,7 +91,7 @@ def test_the_exported_drafter_is_the_last_checkpoint(finished, small_target):
     cfg.check_fits(model_config.load_target_config(small_target))
     checkpoints = Checkpoints(finished / "checkpoints", keep=2)
     assert checkpoints.latest == 6
-    settings = parse_arguments(["--workdir", str(finished), *SMALL])
+    settings = parse_arguments(["--workdir", str(finished), *SMALL], prog="", description="")
     state, _ = checkpoints.restore(abstract(settings, small_target))
     checkpoints.close()
     jax.tree.map(np.testing.assert_array_equal, params, state.params)
