@@ -4,7 +4,7 @@
 
 prints the first N rows of a run, with what is learnt in colour. The pipeline is Grain's:
 
-    documents ─ shuffled, again in each pass ─┬ lane 0: encoded, mixed, packed ─┬─ batch
+    documents ─ shuffled, again in each pass ─┬ lane 0: encoded, packed, mixed ─┬─ batch
                                               ├ lane 1: ..                     ─┤
                                               └ ..                              ┘
 
@@ -17,6 +17,7 @@ places of its lanes.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import sys
@@ -36,9 +37,8 @@ from train.settings import DataSettings
 Row = dict[str, np.ndarray]
 
 LANES = 64  # at most
-MIXED = 1024  # sequences that are mixed, over all lanes, so that those of one document lie apart
-OPEN_ROWS = 8  # of a lane, that documents are fitted into
-BATCHES_AHEAD = 4
+MIXED = 1024  # rows that are filled together, over all lanes; those of one document lie apart then
+BATCHES_AHEAD = 16
 
 
 def open_documents(settings: DataSettings, encoder: Encoder) -> Documents:
@@ -80,10 +80,10 @@ def make_batches(
         f"batch_size={settings.batch_size} on {process_count} processes: expected a batch size that"
         f" shares with {LANES} a divisor which is a multiple of the processes",
     )
-    items = grain.MapDataset.source(documents).seed(seed).shuffle().repeat()
+    items = grain.MapDataset.source(_Passes(documents, seed))
     own = lanes // process_count
     rows = [
-        # Lanes mix different numbers of sequences, so that they don't all read on at one time.
+        # Lanes hold different numbers of rows, so that they are not all refilled at one time.
         _lane(
             items[lane::lanes],
             settings,
@@ -101,20 +101,44 @@ def make_batches(
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class _Passes:
+    """Endless passes over documents, each in an order of its own.
+
+    Grain's own shuffle takes up to 10 ms an item when there are few.
+    """
+
+    documents: Documents
+    seed: int
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def __getitem__(self, index: int) -> Document:
+        number, place = divmod(index, len(self.documents))
+        return self.documents[int(_order(len(self.documents), self.seed, number)[place])]
+
+
+@functools.lru_cache(maxsize=4)
+def _order(size: int, seed: int, number: int) -> np.ndarray:
+    return np.random.default_rng((seed, number)).permutation(size)
+
+
 def _lane(
     documents: grain.MapDataset, settings: DataSettings, encoder: Encoder, *, seed: int, mixed: int
 ) -> grain.IterDataset:
-    """Endless rows of one part of the documents."""
+    """Endless rows of one part of the documents, `mixed` of which are filled together."""
     size, several = settings.max_length, settings.documents_per_row > 1
     # All lanes are read by the one thread that reads batches ahead: each has little to do.
     items = documents.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
     sequences = grain.experimental.FlatMapIterDataset(items, _Encode(encoder))
-    sequences = grain.experimental.WindowShuffleIterDataset(sequences, window_size=mixed, seed=seed)
+    # Rows come out in an order that is drawn. (Grain's window shuffle takes up to 10 ms an item.)
     packed = grain.experimental.BestFitPackIterDataset(
         sequences,
         length_struct={"tokens": size, "loss_mask": size},
-        num_packing_bins=OPEN_ROWS if several else 1,
+        num_packing_bins=mixed,
         max_sequences_per_bin=None if several else 1,
+        shuffle_bins=True,
         seed=seed,
     )
     return packed.map(_row if several else _row_of_one)

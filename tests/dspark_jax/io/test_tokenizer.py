@@ -64,6 +64,27 @@ def test_special_tokens_in_a_text_are_read_as_such(folder):
     assert load_tokenizer(folder).encode("</s>", special=False) == [1]
 
 
+def test_an_answer_has_no_special_tokens(folder, backend):
+    """And encoding it changes nothing for the texts that may have them."""
+    backend.enable_truncation(3)
+    backend.enable_padding(length=9)
+    backend.save(str(folder / "tokenizer.json"))
+    tokenizer = load_tokenizer(folder)
+    ids = tokenizer.encode_literally("</s>12")
+    assert len(ids) == 6
+    assert 1 not in ids
+    assert tokenizer.decode(ids) == "</s>12"
+    assert tokenizer.encode("</s>", special=False) == [1]
+
+
+def test_descriptions_of_tools_go_to_the_template(folder):
+    settings(folder, chat_template="{{ tools[0].name if tools else 'none' }}")
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.chat_text(CHAT, generation_prompt=True) == "none"
+    assert tokenizer.chat_text(CHAT, generation_prompt=True, tools=[{"name": "f"}]) == "f"
+    assert tokenizer.chat(CHAT, tools=[{"name": "f"}]) == tokenizer.encode("f", special=False)
+
+
 @pytest.mark.parametrize("name", ["Qwen2Tokenizer", "GPT2Tokenizer", "PreTrainedTokenizerFast"])
 def test_class_name_and_model_type_do_not_change_the_ids(folder, backend, name):
     settings(folder, tokenizer_class=name)
