@@ -20,6 +20,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import re
 import sys
 from collections.abc import Sequence as Arguments
 
@@ -202,6 +203,7 @@ def _take_number(args: list[str]) -> tuple[int, list[str]]:
     """The N of `--inspect N`, and the other arguments."""
     if {"-h", "--help"} & set(args):
         return 0, args
+    args = [part for arg in args for part in re.split("(?<=^--inspect)=", arg)]
     require("--inspect" in args, "expected --inspect N, and the settings of train.main")
     at = args.index("--inspect")
     value = "".join(args[at + 1 : at + 2])

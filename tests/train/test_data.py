@@ -171,6 +171,7 @@ def test_nothing_to_learn_from(tmp_path, tokenizer):
         (["--inspect"], "--inspect : expected a number of rows"),
         (["--inspect", "0"], "--inspect 0: expected a number of rows"),
         (["--inspect", "-1"], "--inspect -1: expected a number of rows"),
+        (["--inspect=many"], "--inspect many: expected a number of rows"),
         (["--inspect", "two"], "--inspect two: expected a number of rows"),
         (["--inspect", "2", "none_such"], "preset 'none_such'"),
         (["--inspect", "2", "--no-such", "1"], "--no-such"),

@@ -28,7 +28,8 @@ def cfg(small_config) -> StepConfig:
         drafter.config(small_config),
         LossConfig(),
         OptimizerSettings(steps=10, learning_rate=1e-2),
-        anchor_chunk=6,
+        anchor_chunk=12,
+        documents_per_row=2,
     )
 
 
@@ -43,7 +44,9 @@ def batch() -> Batch:
     rng = np.random.default_rng(0)
     mask = np.ones((B, S), bool)
     mask[0, 10:] = mask[3, 4:] = mask[5] = False  # unequal counts on the devices
-    return Batch(rng.integers(0, 264, (B, S)).astype(np.int32), mask)
+    segments = np.ones((B, S), np.int32)
+    segments[1, 9:] = segments[6, 20:] = 2  # some rows are shared
+    return Batch(rng.integers(0, 264, (B, S)).astype(np.int32), mask, segments)
 
 
 @functools.cache
@@ -86,17 +89,18 @@ def test_one_step_is_the_optimizer_on_the_loss(cfg, target, batch):
     """Written out: forward, anchors of the step's key, mean loss, AdamW."""
     state = first_state(cfg)
     forward = jax.jit(
-        lambda x: dense.forward(target, x, cfg=cfg.target, taps=cfg.drafter.target_layer_ids)
+        lambda *x: dense.forward(target, *x, cfg=cfg.target, taps=cfg.drafter.target_layer_ids)
     )
-    hidden = forward(batch.tokens)
+    hidden = forward(batch.tokens, batch.segments)
     drawn = sample_anchors(
-        jax.random.fold_in(jax.random.key(cfg.seed), 0), batch.loss_mask, cfg.drafter.num_anchors
-    )
+        jax.random.fold_in(jax.random.key(cfg.seed), 0), batch.loss_mask, cfg.drafter.num_anchors,
+        batch.segments, documents=2,
+    )  # fmt: skip
 
     def loss(params):
         return losses.drafter_loss(
             params, target, hidden.features, hidden.final, batch.tokens, batch.loss_mask, *drawn,
-            cfg=cfg.drafter, loss=cfg.loss, chunk=6,
+            batch.segments, cfg=cfg.drafter, loss=cfg.loss, chunk=12,
         )  # fmt: skip
 
     (value, _), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(state.params)
@@ -113,10 +117,12 @@ def test_one_step_is_the_optimizer_on_the_loss(cfg, target, batch):
     assert min(jax.tree.leaves(same)) > 0.97
 
 
-@pytest.mark.parametrize("sizes", [(1, 8, 1), (2, 2, 2)])
-def test_a_mesh_gives_what_one_device_gives(cfg, target, batch, plain, sizes):
+@pytest.mark.parametrize(("sizes", "chunk"), [((1, 8, 1), 12), ((2, 2, 2), 4)])
+def test_a_mesh_gives_what_one_device_gives(cfg, target, batch, plain, sizes, chunk):
+    """In one chunk of anchors, and in several: some rows have no anchors in the last of them."""
     data, fsdp, tensor = sizes
     mesh = sharding.make_mesh(data_parallel=data, fsdp=fsdp, tensor_parallel=tensor)
+    cfg = dataclasses.replace(cfg, anchor_chunk=chunk)
     assert_close(run(cfg, target, batch, mesh=mesh), plain, tolerance=1e-4)
 
 
