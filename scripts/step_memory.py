@@ -57,7 +57,7 @@ class Settings:
     rows: int = 1
     """Rows of a micro-batch on each part of the mesh."""
     anchors: int = 512
-    """Blocks a row."""
+    """Blocks a document."""
     target_layers: int | None = None
     """Layers of the target; default: all."""
     draft_layers: int | None = None
@@ -92,7 +92,8 @@ def trace(cfg: StepConfig, mesh: AnyMesh, *, rows: int, length: int = 4096):
     def column(dtype):
         return jax.ShapeDtypeStruct((rows, length), dtype, sharding=sharding.batch(mesh))
 
-    batch = Batch(column(jnp.int32), column(jnp.bool_))
+    segments = column(jnp.int32) if cfg.documents_per_row > 1 else None
+    batch = Batch(column(jnp.int32), column(jnp.bool_), segments)
     step: Any = make_step(cfg, mesh)
     return step.trace(abstract_state(cfg, mesh), target, batch)
 

@@ -22,7 +22,9 @@ import itertools
 import math
 import re
 import sys
+from collections.abc import Iterable
 from collections.abc import Sequence as Arguments
+from typing import Any
 
 import grain
 import numpy as np
@@ -32,10 +34,12 @@ from dspark_jax.io import cli, model_config
 from train import inspection
 from train.documents import Document, Documents
 from train.encoding import Encoder, make_encoder
-from train.presets import parse_arguments, target_folder
+from train.presets import parse_arguments
 from train.settings import DataSettings
+from train.target import target_folder
 
 Row = dict[str, np.ndarray]
+Place = dict[str, Any]
 
 LANES = 64  # at most
 MIXED = 1024  # rows that are filled together, over all lanes; those of one document lie apart then
@@ -62,27 +66,27 @@ def make_batches(
     encoder: Encoder,
     *,
     seed: int,
-    process_index: int = 0,
-    process_count: int = 1,
+    part: int = 0,
+    parts: int = 1,
 ) -> grain.DatasetIterator:
-    """Endless batches, of which each process has its part.
+    """Endless batches, of which each host has its part (hosts.batch_share), or some the same.
 
     Items are dicts of `tokens` [B, S] int32, `loss_mask` [B, S] bool, `length` [B] int32 (tokens
     that are not padding) and, where documents share rows, `segments` [B, S] int32 (1, 2, .. for the
-    documents of a row, 0 for padding); B is the process's part of the batch size. `get_state` and
+    documents of a row, 0 for padding); B is the part's share of the batch size. `get_state` and
     `set_state` of the iterator take it back to any place.
 
     Raises:
-      InputError: the processes cannot share the batch evenly.
+      InputError: the batch cannot be shared evenly.
     """
     lanes = math.gcd(settings.batch_size, LANES)
     require(
-        lanes % process_count == 0,
-        f"batch_size={settings.batch_size} on {process_count} processes: expected a batch size that"
-        f" shares with {LANES} a divisor which is a multiple of the processes",
+        lanes % parts == 0,
+        f"batch_size={settings.batch_size} read in {parts} parts by hosts: expected a batch size"
+        f" that shares with {LANES} a divisor which is a multiple of {parts}",
     )
     items = grain.MapDataset.source(_Passes(documents, seed))
-    own = lanes // process_count
+    own = lanes // parts
     rows = [
         # Lanes hold different numbers of rows, so that they are not all refilled at one time.
         _lane(
@@ -92,7 +96,7 @@ def make_batches(
             seed=seed + lane,
             mixed=max(1, MIXED * (2 * lanes - lane) // (2 * lanes**2)),
         )
-        for lane in range(process_index * own, (process_index + 1) * own)
+        for lane in range(part * own, (part + 1) * own)
     ]
     each = settings.batch_size // lanes
     batches = grain.experimental.ZipIterDataset([lane.batch(each) for lane in rows]).map(_join)
@@ -100,6 +104,17 @@ def make_batches(
     return iter(
         grain.experimental.ThreadPrefetchIterDataset(batches, prefetch_buffer_size=BATCHES_AHEAD)
     )
+
+
+def join_places(places: Iterable[tuple[int, Place]]) -> list[Any]:
+    """The places of all lanes, of (part, its iterator's place) of all hosts; JSON values."""
+    return [lane for _, place in sorted(dict(places).items()) for lane in place["parents"]]
+
+
+def own_place(lanes: list[Any], part: int, parts: int) -> Place:
+    """The place of the iterator of a part, of those of all lanes, whoever had read them."""
+    own = len(lanes) // parts
+    return {"parents": lanes[part * own : (part + 1) * own]}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -227,7 +227,7 @@ class Encoder:
         stops = [i for i in self.tokenizer.encode(end, special=False) if i in self.stop_token_ids]
         require(
             len(stops) > 0,
-            f"{self.tokenizer.folder}: the chat template ends no assistant turn with one of the"
+            f"{self.tokenizer.path}: the chat template ends no assistant turn with one of the"
             f" target's stop tokens {list(self.stop_token_ids)}",
         )
         with_thinking, without = opening(True), opening(False)

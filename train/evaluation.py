@@ -43,19 +43,23 @@ class HeldOut:
         """What `losses.metrics` says of them: accepted length by slot, calibration error, ..."""
         total = Sums.zeros(self._cfg.drafter.block_size)
         for number, batch in enumerate(self.batches):
-            placed = hosts.global_batch(self._mesh, batch)
+            placed = hosts.global_batch(self._mesh, hosts.own_rows(self._mesh, batch))
             total = losses.add(total, self._sums(params, target, placed, np.int32(number)))
         found = losses.metrics(jax.device_get(total), self._cfg.drafter, self._cfg.loss)
         return {name: float(value) for name, value in found.items()}
 
 
 def prompts(batches: Sequence[Batch], number: int) -> list[list[int]]:
-    """The first `number` rows' beginnings: up to what is learnt, or a half where all of it is."""
+    """How the first documents of `number` rows begin: up to what is learnt, or a half where all of
+    it is."""
     found = []
     for batch in batches:
-        for tokens, mask in zip(np.asarray(batch.tokens), np.asarray(batch.loss_mask), strict=True):
-            learnt = np.flatnonzero(mask)
-            end = int(learnt[0]) or (int(learnt[-1]) + 1) // 2
+        learnt = np.asarray(batch.loss_mask)
+        if batch.segments is not None:
+            learnt = learnt & (batch.segments == batch.segments[:, :1])
+        for tokens, mask in zip(np.asarray(batch.tokens), learnt, strict=True):
+            inside = np.flatnonzero(mask)
+            end = int(inside[0]) or (int(inside[-1]) + 1) // 2
             found.append(tokens[:end].tolist())
     return found[:number]
 

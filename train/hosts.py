@@ -126,18 +126,15 @@ def share_of(host: int, hosts: np.ndarray) -> tuple[int, int]:
     return distinct.index(parts[host]), len(distinct)
 
 
+def own_rows(mesh: Mesh, rows: Any) -> Any:
+    """This host's part of a batch that is the same on all hosts."""
+    part, parts = batch_share(mesh)
+    return jax.tree.map(lambda x: np.split(x, parts)[part], rows)
+
+
 def global_batch(mesh: Mesh, rows: Any) -> Any:
-    """The batch of all hosts, on the mesh.
-
-    Args:
-      rows: NumPy arrays, the same on all hosts, each of which takes its own rows of them.
-    """
-    index, count = batch_share(mesh)
-
-    def own(x: np.ndarray) -> np.ndarray:
-        return x[index * len(x) // count : (index + 1) * len(x) // count]
-
-    return jax.make_array_from_process_local_data(sharding.batch(mesh), jax.tree.map(own, rows))
+    """The batch of all hosts, on the mesh; `rows` are NumPy arrays of this host's part of it."""
+    return jax.make_array_from_process_local_data(sharding.batch(mesh), rows)
 
 
 def whole(arrays: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from typing import Any
+import sys
 
 import grain
 import jax
@@ -15,10 +15,10 @@ from dspark_jax import self_attention, sharding
 from dspark_jax.config import DrafterConfig, TargetConfig, require
 from dspark_jax.drafters.dspark import Drafter
 from dspark_jax.io import files, hf, model_config
-from dspark_jax.io.tokenizer import load_tokenizer
 from train import hosts
 from train.checkpoint import Checkpoints, steps
-from train.data import make_batches
+from train.data import make_batches, open_documents, own_place
+from train.encoding import Encoder, make_encoder
 from train.evaluation import HeldOut
 from train.logs import check_wandb
 from train.meter import Pool
@@ -37,24 +37,15 @@ def prepare(settings: Settings) -> Run:
     target_config = model_config.load_target_config(folder)
     drafter_config = settings.drafter.config(target_config)
     mesh = make_mesh(settings)
-    tokenizer = load_tokenizer(folder)
-    require(
-        tokenizer.vocab_size <= target_config.vocab_size,
-        f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens, expected at most the"
-        f" {target_config.vocab_size} of the target",
-    )
-    stops = target_config.stop_token_ids or tokenizer.eos_ids
+    encoder = make_encoder(settings.data, folder, target_config)
     cfg = step_config(settings, target_config, drafter_config)
-
-    def batches_of(names: tuple[str, ...]) -> grain.DatasetIterator:
-        data = dataclasses.replace(settings.data, files=names)
-        return make_batches(data, tokenizer, stops, seed=settings.seed)
-
-    batches, held_out = batches_of(settings.data.files), None
+    share = hosts.batch_share(mesh)
+    batches = batches_of(settings, settings.data.files, encoder, share)
+    held_out = None
     if settings.held_out_files:
-        rows = itertools.islice(
-            batches_of(settings.held_out_files), settings.evaluation.evaluate_batches
-        )
+        # All of each batch: prompts of them are decoded on the whole mesh.
+        rows = batches_of(settings, settings.held_out_files, encoder, (0, 1))
+        rows = itertools.islice(rows, settings.evaluation.evaluate_batches)
         held_out = HeldOut(cfg, mesh, [batch_of(items) for items in rows])
     begun = bool(steps(settings.workdir / CHECKPOINTS))
     params = None if begun else initial_drafter(settings, drafter_config, mesh)
@@ -73,19 +64,24 @@ def prepare(settings: Settings) -> Run:
         state = state if params is None else state.replace(params=params)
     else:
         state, place = checkpoints.restore(abstract_state(cfg, mesh))
-        batches.set_state(own_place(place["data"], settings))
+        batches.set_state(own_place(place["data"], *share))
         pool = Pool.of(place["pool"])
-    return Run(settings, cfg, mesh, target, tokenizer, state, batches, pool, held_out, checkpoints)
-
-
-def own_place(places: list[Any], settings: Settings) -> Any:
-    """The place of this host in the data, of those of all hosts in a checkpoint."""
-    require(
-        len(places) == jax.process_count(),
-        f"{settings.workdir}: {len(places)} processes have read the data there; expected as many,"
-        f" not {jax.process_count()}",
+    return Run(
+        settings, cfg, mesh, target, encoder.tokenizer, state, batches, pool, held_out, checkpoints
     )
-    return places[jax.process_index()]
+
+
+def batches_of(
+    settings: Settings, files: tuple[str, ...], encoder: Encoder, share: tuple[int, int]
+) -> grain.DatasetIterator:
+    """This host's part of the batches of some files, whose bad records are named on stderr."""
+    data = dataclasses.replace(settings.data, files=files)
+    documents = open_documents(data, encoder)
+    if hosts.writes():
+        for line in documents.passed_over():
+            print(line, file=sys.stderr)
+    part, parts = share
+    return make_batches(data, documents, encoder, seed=settings.seed, part=part, parts=parts)
 
 
 def initial_drafter(settings: Settings, cfg: DrafterConfig, mesh: Mesh) -> Drafter | None:
@@ -146,4 +142,5 @@ def step_config(settings: Settings, target: TargetConfig, drafter: DrafterConfig
         anchor_chunk=settings.compute.anchor_chunk,
         microbatches=settings.compute.microbatches,
         attention=settings.compute.attention,
+        documents_per_row=settings.data.documents_per_row,
     )

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from dspark_jax.io import hf
 from dspark_jax.io.tokenizer import Tokenizer
 from dspark_jax.targets import dense
-from train import hosts
+from train import data, hosts
 from train.checkpoint import Checkpoints
 from train.evaluation import SCORE, HeldOut, decode, prompts
 from train.logs import Logs, NoLogs
@@ -55,11 +55,12 @@ class Run:
         """
         settings, steps = self.settings, self.settings.optimizer.steps
         step, done = make_step(self.cfg, self.mesh), int(self.state.step)
-        data = settings.data
+        rows, length = settings.data.batch_size, settings.data.max_length
+        _, parts = hosts.batch_share(self.mesh)
         meter = Meter(
             self.cfg,
             self.pool,
-            step_flops=step_flops(self.cfg, data.batch_size, data.max_length),
+            step_flops=step_flops(self.cfg, rows, length),
             peak_flops=peak_flops(self.mesh.devices.flatten().tolist(), settings.watch.peak_flops),
         )
         logs = Logs(settings, step=done) if hosts.writes() else NoLogs()
@@ -75,7 +76,8 @@ class Run:
                 self.state, report = step(self.state, self.target, batch)
                 done += 1
                 trace.after(done, report)
-                meter.add(report, int(items["length"].sum()))
+                # All parts have about as many tokens as this one.
+                meter.add(report, int(items["length"].sum()) * parts)
                 lookout.add(done, report)
                 logs.advance()
                 if done % settings.log_every == 0 or done == steps:
@@ -121,7 +123,9 @@ class Run:
         return found.get(SCORE)
 
     def save(self, step: int, meter: Meter, score: float | None) -> None:
-        place = {"data": hosts.gather(self.batches.get_state()), "pool": meter.place()}
+        part, _ = hosts.batch_share(self.mesh)
+        places = hosts.gather([part, self.batches.get_state()])
+        place = {"data": data.join_places(places), "pool": meter.place()}
         self.checkpoints.save(step, self.state, place, score=score)
 
     def export(self) -> None:
@@ -144,7 +148,7 @@ class Run:
 
 def batch_of(items: dict[str, Any]) -> Batch:
     """What of the data's items a step wants."""
-    return Batch(items["tokens"], items["loss_mask"])
+    return Batch(items["tokens"], items["loss_mask"], items.get("segments"))
 
 
 def _any_process(stopped: bool, step: int) -> bool:

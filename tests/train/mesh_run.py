@@ -60,7 +60,7 @@ def run(mesh):
     state = jax.jit(lambda: init_state(CONFIG), out_shardings=state_shardings(CONFIG, mesh))()
     step, found, gradient = make_step(CONFIG, mesh), [], None
     for number in range(STEPS):
-        batch = hosts.global_batch(mesh, batch_of(number))
+        batch = hosts.global_batch(mesh, hosts.own_rows(mesh, batch_of(number)))
         state, report = step(state, target, batch)
         found.append(float(losses.objective(report.sums, CONFIG.loss) / report.sums.weight))
         if number == 0:

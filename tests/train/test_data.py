@@ -27,7 +27,7 @@ def make(tmp_path, tokenizer, monkeypatch):
     path = tmp_path / "data.jsonl"
     path.write_text("".join(json.dumps({"text": chr(97 + i) * (i + 2)}) + "\n" for i in range(10)))
 
-    def make(seed=0, process_index=0, process_count=1, **changes):
+    def make(seed=0, part=0, parts=1, **changes):
         settings = DataSettings(
             **{"files": (str(path),), "max_length": 16, "batch_size": 2, **changes}
         )
@@ -35,7 +35,7 @@ def make(tmp_path, tokenizer, monkeypatch):
         documents = open_documents(settings, encoder)
         return make_batches(
             settings, documents, encoder,
-            seed=seed, process_index=process_index, process_count=process_count,
+            seed=seed, part=part, parts=parts,
         )  # fmt: skip
 
     return make
@@ -50,6 +50,11 @@ def assert_same(some, others):
         assert a.keys() == b.keys()
         for name in a:
             np.testing.assert_array_equal(a[name], b[name])
+
+
+def joined(parts):
+    """A batch of those that hosts have read."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def documents_of(batch) -> list[tuple[str, int]]:
@@ -128,32 +133,43 @@ def test_the_place_is_small(make):
     assert len(json.dumps(iterator.get_state())) < before + 100 < 2500
 
 
-@pytest.mark.parametrize("process_count", [2, 4, 8])
-def test_hosts_share_the_batches_of_one(make, process_count):
+@pytest.mark.parametrize("parts", [2, 4, 8])
+def test_hosts_share_the_batches_of_one(make, parts):
     whole = take(make(batch_size=8), 6)
-    parts = [
-        take(make(batch_size=8, process_index=i, process_count=process_count), 6)
-        for i in range(process_count)
-    ]
-    joined = [
-        {name: np.concatenate([part[name] for part in together]) for name in together[0]}
-        for together in zip(*parts, strict=True)
-    ]
-    assert_same(joined, whole)
+    parts = [take(make(batch_size=8, part=i, parts=parts), 6) for i in range(parts)]
+    assert_same(map(joined, zip(*parts, strict=True)), whole)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 2), (8, 1)])
+def test_a_place_is_found_again_by_another_number_of_hosts(make, before, after):
+    whole = take(make(batch_size=8), 9)
+    readers = [make(batch_size=8, part=i, parts=before) for i in range(before)]
+    for reader in readers:
+        take(reader, 5)
+    # Two hosts whose devices work on the same rows have the same part.
+    places = [(i, reader.get_state()) for i, reader in enumerate(readers)] * 2
+    lanes = json.loads(json.dumps(data.join_places(places)))
+    assert len(lanes) == 8
+    parts = []
+    for i in range(after):
+        reader = make(batch_size=8, part=i, parts=after)
+        reader.set_state(data.own_place(lanes, i, after))
+        parts.append(take(reader, 4))
+    assert_same(map(joined, zip(*parts, strict=True)), whole[5:])
 
 
 def test_hosts_that_cannot_share_are_refused(make):
-    with pytest.raises(InputError, match="batch_size=6 on 4 processes: expected"):
-        make(batch_size=6, process_count=4)
+    with pytest.raises(InputError, match="batch_size=6 read in 4 parts by hosts: expected"):
+        make(batch_size=6, parts=4)
 
 
 def test_a_large_batch_has_several_rows_of_a_lane(make, monkeypatch):
     monkeypatch.setattr(data, "LANES", 4)
     (batch,) = take(make(batch_size=12), 1)
     assert batch["tokens"].shape == (12, 16)
-    parts = [take(make(batch_size=12, process_index=i, process_count=4), 1)[0] for i in range(4)]
+    parts = [take(make(batch_size=12, part=i, parts=4), 1)[0] for i in range(4)]
     assert [part["tokens"].shape for part in parts] == [(3, 16)] * 4
-    assert_same([batch], [{n: np.concatenate([p[n] for p in parts]) for n in batch}])
+    assert_same([batch], [joined(parts)])
 
 
 def test_nothing_to_learn_from(tmp_path, tokenizer):

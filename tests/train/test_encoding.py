@@ -293,8 +293,8 @@ def test_a_template_that_hides_an_answer_is_refused(encoders):
     chat = Chat([user("ab"), answer("cd", reasoning_content="r")])
     encoder = encoders["gemma4"]
     broken = GEMMA4.replace("'<|turn>model\\n'", "'<|turn>other\\n'")
-    folder = encoder.tokenizer.folder.parent / "broken"
-    shutil.copytree(encoder.tokenizer.folder, folder)
+    folder = encoder.tokenizer.path.parent / "broken"
+    shutil.copytree(encoder.tokenizer.path, folder)
     (folder / "chat_template.jinja").write_text(broken)
     encoder = dataclasses.replace(encoder, tokenizer=load_tokenizer(folder))
     with pytest.raises(InputError, match="behind its own generation prompt"):

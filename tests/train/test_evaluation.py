@@ -75,6 +75,14 @@ def test_prompts_end_where_answers_begin():
     assert found[2] == rows.tokens[2, :3].tolist()
 
 
+def test_prompts_are_of_one_document():
+    rows = batch(0)
+    segments = np.ones((B, S), np.int32)
+    segments[0, 12:] = segments[3, 5:] = 2
+    lengths = [len(p) for p in prompts([rows.replace(segments=segments)], 4)]
+    assert lengths == [7, 7, 3, 2]
+
+
 def test_decoding_is_like_that_of_the_library(cfg, models, small_target):
     params, target = models
     tokenizer = load_tokenizer(small_target)

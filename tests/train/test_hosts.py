@@ -60,6 +60,7 @@ def test_one_host_is_alone():
     mesh = sharding.make_mesh(data_parallel=2, fsdp=2, tensor_parallel=2)
     assert hosts.batch_share(mesh) == (0, 1)
     rows = np.arange(8)
+    np.testing.assert_array_equal(hosts.own_rows(mesh, rows), rows)
     np.testing.assert_array_equal(hosts.whole(hosts.global_batch(mesh, rows)), rows)
 
 

@@ -12,8 +12,8 @@ from dspark_jax.io import cli, hf, model_config
 from train import run as train_run
 from train.checkpoint import Checkpoints, SaveError
 from train.main import main
-from train.presets import parse_arguments
 from train.prepare import step_config
+from train.presets import parse_arguments
 from train.step import abstract_state
 
 SMALL = [
