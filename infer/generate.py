@@ -6,13 +6,14 @@ python -m infer.generate --prompts FILE --output FILE     JSON lines in, JSON li
 A line of --prompts holds one of "prompt" (text), "messages" (a chat), "turns" (strings; the first
 is asked) or "token_ids", and optionally "id", "temperature", "top_p", "top_k", "min_p",
 "max_new_tokens", "seed", "stop" (a text or a list of texts) and "n" (completions of the prompt:
-each is a line of --output, numbered by "sample"). A run that was interrupted goes on where it was
-when started again.
+each is a line of --output, numbered by "sample"). With --prompt-ids the results are what
+`train.main` learns from. A run that was interrupted goes on where it was when started again.
 """
 
 from __future__ import annotations
 
 import collections
+import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,7 +68,13 @@ def decode_file(settings: Settings, source: Path, output: Path) -> None:
         tqdm(total=len(prompts), initial=done, unit="result", disable=None) as bar,
         cli.stop_signals() as stopped,
     ):
-        ordered = InOrder(todo, output, trace=settings.trace, logprobs=settings.logprobs)
+        ordered = InOrder(
+            todo,
+            output,
+            trace=settings.trace,
+            logprobs=settings.logprobs,
+            prompt_ids=settings.prompt_ids,
+        )
 
         def write(completions: dict[int, Completion]) -> bool:
             bar.update(ordered.write(completions))
@@ -99,9 +106,13 @@ class InOrder:
         *,
         trace: bool = False,
         logprobs: bool = False,
+        prompt_ids: bool = False,
     ):
         self.left = collections.deque(prompts)
-        self._output, self._trace, self._logprobs = output, trace, logprobs
+        self._output = output
+        self._result = functools.partial(
+            results.result, trace=trace, logprobs=logprobs, prompt_ids=prompt_ids
+        )
         self._completions: dict[int, Completion] = {}
         self._written = 0  # requests, which are what completions are numbered by
 
@@ -114,8 +125,7 @@ class InOrder:
             if prompt.request:
                 completion = self._completions.pop(self._written)
                 self._written += 1
-            line = results.result(prompt, completion, trace=self._trace, logprobs=self._logprobs)
-            lines.append(line)
+            lines.append(self._result(prompt, completion))
         if lines:
             results.append(self._output, lines)
         return len(lines)

@@ -24,11 +24,17 @@ Key = tuple[Id, int | None]
 
 
 def result(
-    prompt: Prompt, completion: Completion | None, *, trace: bool = False, logprobs: bool = False
+    prompt: Prompt,
+    completion: Completion | None,
+    *,
+    trace: bool = False,
+    logprobs: bool = False,
+    prompt_ids: bool = False,
 ) -> dict[str, Any]:
     """One line of the output; without a completion it holds the prompt's error.
 
-    `sample` is there where a prompt has several, `logprobs` (a number a token) where asked for.
+    `sample` is there where a prompt has several, `logprobs` (a number a token) and `prompt_ids`
+    (what the target read) where asked for.
     `accepted_lengths` are the tokens that each round added: with the first token, which the prefill
     makes, they sum up to `completion_tokens`. With `trace` also `verified_lengths`, `confidences`
     and the `confidence_logits` behind them (null when the drafter has no confidence head).
@@ -49,6 +55,8 @@ def result(
         line["confidence_logits"] = completion.confidence_logits if completion else []
     if logprobs:
         line["logprobs"] = completion.logprobs if completion else []
+    if prompt_ids:
+        line["prompt_ids"] = list(prompt.request.token_ids) if prompt.request else []
     return line if completion else line | {"error": prompt.error}
 
 

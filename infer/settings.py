@@ -75,6 +75,8 @@ class Settings:
     """Add verified lengths and confidences of every round to the results."""
     logprobs: bool = False
     """Add the target's log probability of every token to the results."""
+    prompt_ids: bool = False
+    """Add the tokens of the prompt to the results: `train.main --files` learns from such a file."""
     compare_baseline: bool = False
     """Decode the same prompts plainly as well, and give the speed-up."""
     ignore_eos: bool = False
@@ -134,6 +136,7 @@ class Settings:
             ("--summary", self.summary is not None),
             ("--samples", self.samples > 1),
             ("--logprobs", self.logprobs),
+            ("--prompt-ids", self.prompt_ids),
         ):
             require(
                 not given or self.prompts is not None, f"{option}: expected with --prompts only"

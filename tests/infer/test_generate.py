@@ -281,6 +281,15 @@ def test_logprobs_by_hand(command, folders):
     assert first.keys() - {"logprobs"} == GOOD[1].keys()
 
 
+def test_prompt_ids_are_what_was_read(command):
+    assert command("--prompt-ids") == 0
+    found = command.results()
+    read = [[IDS[t] for t in text] for text in ("abc", "x", "", "7", "", "sayĠ!")]
+    assert [x["prompt_ids"] for x in found] == read
+    assert [len(ids) for ids in read] == [x["prompt_tokens"] for x in found]
+    assert found[0].keys() - {"prompt_ids"} == GOOD[1].keys()
+
+
 def test_through_slots_every_row_gets_what_it_gets_alone(command):
     rng = np.random.default_rng(0)
     letters = list(string.ascii_lowercase + string.digits)
@@ -457,8 +466,8 @@ def test_help_names_every_option(capsys):
     shown = capsys.readouterr().out
     for name in ("target", "draft", "prompts", "output", "temperature", "top-p", "top-k", "min-p",
                  "max-new-tokens", "stop", "samples", "slots", "policy", "block-size",
-                 "confidence-threshold", "logprobs", "cost-table", "calibration", "dtype",
-                 "summary", "trace", "compare-baseline",
+                 "confidence-threshold", "logprobs", "prompt-ids", "cost-table", "calibration",
+                 "dtype", "summary", "trace", "compare-baseline",
                  "ignore-eos", "thinking", "seed"):  # fmt: skip
         assert f"--{name}" in shown
 

@@ -74,10 +74,16 @@ def test_a_sample_with_logprobs():
     assert results.result(sample, made, logprobs=True) == line | both
 
 
+def test_a_result_with_its_prompt():
+    line = results.result(Prompt("x", Request((1, 2))), completion(), prompt_ids=True)
+    assert (line["prompt_ids"], line["token_ids"]) == ([1, 2], [5, 6, 7, 8])
+
+
 def test_an_error_has_the_same_fields():
-    line = results.result(Prompt(7, None, "line 7: no"), None, trace=True, logprobs=True)
-    traced = results.result(Prompt("x", Request((1, 2))), completion(), trace=True, logprobs=True)
-    assert line.keys() == traced.keys() | {"error"}
+    extras = {"trace": True, "logprobs": True, "prompt_ids": True}
+    line = results.result(Prompt(7, None, "line 7: no"), None, **extras)
+    whole = results.result(Prompt("x", Request((1, 2))), completion(), **extras)
+    assert line.keys() == whole.keys() | {"error"}
     assert (line["id"], line["finish_reason"], line["error"]) == (7, "error", "line 7: no")
     assert not any(line[name] for name in line.keys() - {"id", "finish_reason", "error"})
 

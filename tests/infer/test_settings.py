@@ -60,6 +60,7 @@ def test_arguments_that_belong_together(command):
         (["--summary", "s.json"], "--summary: expected with --prompts only"),
         (["--samples", "2"], "--samples: expected with --prompts only"),
         (["--logprobs"], "--logprobs: expected with --prompts only"),
+        (["--prompt-ids"], "--prompt-ids: expected with --prompts only"),
         (["--target", "t"], "--target without --draft: expected a drafter, or --draft none"),
     ):
         assert command.bare(*args) == 2
