@@ -138,9 +138,10 @@ def run(settings: Settings) -> None:
         raise InputError(f"{draft}: the drafter has no confidence head, there is nothing to fit")
     entries, curves = [], {}
     for temperature in settings.temperatures:
-        asked = [_request(settings, line, pair, temperature) for line in lines]
+        defaults = settings.request(temperature)
+        asked = requests.build_alike(settings.prompts, lines, pair, defaults=defaults)
         fit, kept = _decode(settings, pair, asked)
-        entry, before, after = fit_entry(fit, kept, settings.request(temperature))
+        entry, before, after = fit_entry(fit, kept, defaults)
         entries.append(entry)
         curves[temperature] = kept, entry
         sizes = f"{len(fit.logits):,} rounds fitted, {len(kept.logits):,} kept"
@@ -161,16 +162,6 @@ def run(settings: Settings) -> None:
     if settings.plot is not None:
         plot(curves, settings.plot)
         print(settings.plot)
-
-
-def _request(settings: Settings, line: requests.Line, pair: Pair, temperature: float) -> Request:
-    """The prompt of a line with the sampling of this command; a bad line ends it."""
-    fields = {k: v for k, v in line.fields.items() if k in (*requests.KINDS, "max_new_tokens")}
-    plain = dataclasses.replace(line, fields=fields)
-    prompt = requests.build(plain, pair, defaults=settings.request(temperature))
-    if prompt.request is None:
-        raise InputError(f"{settings.prompts} {prompt.error}")
-    return prompt.request
 
 
 def _decode(settings: Settings, pair: Pair, asked: Sequence[Request]) -> tuple[Rounds, Rounds]:

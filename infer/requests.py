@@ -169,6 +169,26 @@ def build(line: Line, pair: Pair, *, defaults: Request, thinking: bool = False) 
         return Prompt(line.id, None, f"line {line.number}: {error}")
 
 
+def build_alike(
+    path: Path, lines: Sequence[Line], pair: Pair, *, defaults: Request, thinking: bool = False
+) -> list[Request]:
+    """The requests of a file's lines for a measurement: sampling, seed and stop texts are those of
+    `defaults`, whatever a line says, but for its `max_new_tokens`.
+
+    Raises:
+      InputError: a line cannot be decoded.
+    """
+    made = []
+    for line in lines:
+        fields = {k: v for k, v in line.fields.items() if k in (*KINDS, "max_new_tokens")}
+        plain = dataclasses.replace(line, fields=fields)
+        prompt = build(plain, pair, defaults=defaults, thinking=thinking)
+        if prompt.request is None:
+            raise InputError(f"{path} {prompt.error}")
+        made.append(prompt.request)
+    return made
+
+
 def _setting(name: str, value: Any) -> float | int:
     kind = SETTINGS[name]
     valid = isinstance(value, int | kind) and not isinstance(value, bool)
