@@ -1,4 +1,4 @@
-"""Memory of a training step on each device, found by compiling it: no device, no weights needed.
+"""Memory and operations of a training step, found by compiling it: no device, no weights needed.
 
     python scripts/step_memory.py --model qwen3_8b --fsdp 8
 
@@ -26,7 +26,11 @@ from dspark_jax.self_attention import AttentionKind
 from dspark_jax.sharding import AnyMesh
 from dspark_jax.targets import dense
 from train.prepare import step_config
+from train.resources import step_flops
 from train.step import Batch, StepConfig, abstract_state, make_step
+
+LENGTH = 4096
+"""Tokens of a row."""
 
 _QWEN3 = TargetConfig(
     vocab_size=151_936, hidden_size=2560, intermediate_size=9728, num_layers=36, num_heads=32,
@@ -80,7 +84,7 @@ def make_config(settings: Settings, attention: AttentionKind = "reference") -> S
     return step_config(preset, target, drafter.config(target))
 
 
-def trace(cfg: StepConfig, mesh: AnyMesh, *, rows: int, length: int = 4096):
+def trace(cfg: StepConfig, mesh: AnyMesh, *, rows: int, length: int = LENGTH):
     """The step, traced for a bfloat16 target with stacked layers and a batch of `rows`."""
     specs = dense.specs(cfg.target, stacked=True)
     target = jax.tree.map(
@@ -112,6 +116,7 @@ def main(args: Sequence[str]) -> int:
     target, drafter = params.count(dense.specs(cfg.target)), params.count(dspark.specs(cfg.drafter))
     print(f"target: {target / 1e9:.2f} G parameters, {2 * target / 1e9:.1f} GB in bfloat16")
     print(f"drafter: {drafter / 1e9:.2f} G parameters, {12 * drafter / 1e9:.1f} GB with moments")
+    print(f"a row: {step_flops(cfg, 1, LENGTH) / 1e12:.0f} T operations")
     rows = settings.rows * sharding.batch_parts(mesh)
     memory = trace(cfg, mesh, rows=rows).lower().compile().memory_analysis()
     print(f"on each of {devices} devices, with {settings.rows} rows of a micro-batch:")
