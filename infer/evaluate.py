@@ -12,6 +12,7 @@ trained on. DIR/evaluation.json has the same, of what has been measured so far.
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ from dspark_jax.generation import EMBEDDED, Pair
 from dspark_jax.io import cli, files, model_config
 from dspark_jax.request import Request
 from dspark_jax.state import block_size
-from infer import requests, results
+from infer import requests
 from infer.engine import Engine
 from infer.models import devices_of, load_both
 from infer.summary import conditional_acceptance, mean_accepted_length
@@ -102,6 +103,7 @@ class Measurement:
 
     draft: str
     prompts: str
+    block_size: int
     requests: int
     rounds: int
     """Those that no stop token or limit cut."""
@@ -129,12 +131,9 @@ def run(settings: Settings) -> None:
     """Measures, prints, and writes after each file of prompts."""
     lines = {path: requests.read_lines(path) for path in settings.prompts}
     drafts = settings.draft or (str(EMBEDDED / "drafter"),)
-    target = files.resolve(settings.target or EMBEDDED / "target")
-    target_config = model_config.load_target_config(target)
-    for draft in drafts:
-        model_config.load_drafter_config(files.resolve(draft)).check_fits(target_config)
-    found: list[Measurement] = []
+    sizes = block_sizes(settings, drafts)
     widths = max(map(len, drafts)), max(len(path.name) for path in lines)
+    found: list[Measurement] = []
     for draft in drafts:
         _, _, pair = load_both(
             settings.target, draft, settings.dtype, settings.block_size, settings.tensor_parallel
@@ -147,7 +146,7 @@ def run(settings: Settings) -> None:
         }
         engine = make_engine(pair, [r for each in asked.values() for r in each], settings.slots)
         if not found:
-            print(header(*widths, block_size(pair.models, engine.cfg)))
+            print(header(*widths, max(sizes)))
         for path, each in asked.items():
             found.append(measure(engine, each, draft=draft, prompts=path, seed=settings.seed))
             print(row(found[-1], *widths), flush=True)
@@ -156,12 +155,31 @@ def run(settings: Settings) -> None:
                 "target": settings.target or "embedded",
                 "dtype": settings.dtype,
                 "device": devices_of(pair.models),
-                "block_size": block_size(pair.models, engine.cfg),
                 "thinking": settings.thinking,
                 **{name: getattr(settings, name) for name in SAMPLING},
                 "measurements": [dataclasses.asdict(m) for m in found],
             }
-            results.write_json(settings.output / FILE, figures)
+            files.write_whole(settings.output / FILE, json.dumps(figures, indent=2) + "\n")
+
+
+def block_sizes(settings: Settings, drafts: Sequence[str]) -> list[int]:
+    """Drafts a round of each drafter.
+
+    Raises:
+      InputError: one that does not go with the target, or with the block size that is asked for.
+    """
+    target = model_config.load_target_config(files.resolve(settings.target or EMBEDDED / "target"))
+    sizes = []
+    for draft in drafts:
+        cfg = model_config.load_drafter_config(files.resolve(draft))
+        cfg.check_fits(target)
+        size = cfg.block_size if settings.block_size is None else settings.block_size
+        require(
+            1 <= size <= cfg.block_size,
+            f"--block-size {size}: expected 1..{cfg.block_size}, which {draft} was trained for",
+        )
+        sizes.append(size)
+    return sizes
 
 
 def make_engine(pair: Pair, asked: Sequence[Request], slots: int) -> Engine:
@@ -177,16 +195,16 @@ def measure(
     with tqdm(total=len(asked), unit="prompt", desc=prompts.name, disable=None) as bar:
         run = engine.decode(asked, lambda done: bar.update(len(done)) and False)
     rounds = [c.full_rounds for c in run.completions]
+    size = block_size(engine.pair.models, engine.cfg)
     return Measurement(
         draft=draft,
         prompts=str(prompts),
+        block_size=size,
         requests=len(asked),
         rounds=sum(map(len, rounds)),
         accepted_length=mean_accepted_length(run.completions),
         interval=interval(rounds, seed=seed),
-        conditional_acceptance=conditional_acceptance(
-            run.completions, block_size(engine.pair.models, engine.cfg)
-        ),
+        conditional_acceptance=conditional_acceptance(run.completions, size),
     )
 
 

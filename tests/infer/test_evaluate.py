@@ -114,7 +114,7 @@ def test_an_interval_narrows_with_prompts():
         (["--prompts", "{good}", "--draft", "{draft}", "nowhere"], "nowhere: no such folder"),
         (["--prompts", "{good}", "--slots=0"], "--slots 0: expected a whole number above 0"),
         (["--prompts", "{good}", "--temperature=-1"], "temperature=-1.0: expected a number 0 or"),
-        (["--prompts", "{good}", "--block-size=4"], "block size 4: expected 1..3"),
+        (["--prompts", "{good}", "--block-size=4"], "--block-size 4: expected 1..3"),
         (["--prompts", "{good}", "--output", "{good}/x"], "no such folder as"),
         (["--prompts", "{good}", "--output", "{good}"], "is a file, expected a folder"),
         ([], "--prompts"),
