@@ -12,7 +12,7 @@ from etils import epath
 
 from dspark_jax.config import InputError, require
 from train import corpus
-from train.records import Content, Source, Text, parse
+from train.records import Content, Source, Text, Unanswered, parse
 from train.settings import STDLIB, STDLIB_HELD_OUT
 
 BOM = b"\xef\xbb\xbf"
@@ -71,6 +71,8 @@ class Documents:
         require(len(files) > 0, f"files is empty: expected text or JSONL files, or {STDLIB}")
         self.bad: list[str] = []
         """What is wrong with each line that was passed over, and where it is."""
+        self.unanswered = 0
+        """Prompts without an answer, which are passed over however many there are."""
         self._allowed = bad_records
         self._parts: list[list[Document] | _Lines] = [self._open(f, check) for f in files]
         require(len(self) > 0, f"files={list(files)}: no good record in them")
@@ -91,6 +93,8 @@ class Documents:
             yield f"passed over: {reason}"
         if len(self.bad) > NAMED:
             yield f"passed over: {len(self.bad) - NAMED} more bad records"
+        if self.unanswered:
+            yield f"passed over: {self.unanswered} prompts that the target could not answer"
 
     def _open(self, name: str, check: Callable[[Content], None]) -> list[Document] | _Lines:
         if name in (STDLIB, STDLIB_HELD_OUT):
@@ -118,9 +122,13 @@ class Documents:
         for number, offset, line in _lines(path):
             some = True
             try:
-                check(parse(line))
+                content = parse(line)
+                check(content)
             except InputError as error:
                 self._pass_over(f"{path}: line {number}: {error}")
+                continue
+            if isinstance(content, Unanswered):
+                self.unanswered += 1
                 continue
             numbers.append(number)
             offsets.append(offset)

@@ -2,7 +2,8 @@
 
 The first of these shapes that a record has a key of is its shape:
 
-    {"prompt_ids": [..], "token_ids": [..]}            what a target read, and what it generated
+    {"prompt_ids": [..], "token_ids": [..]}            what a target read, and what it generated:
+                                                       nothing, where "finish_reason" is "error"
     {"messages": [{"role": .., "content": ..}, ..]}    a chat; "tools" beside it
     {"conversations": [{"from": .., "value": ..}, ..]} the same (ShareGPT's names)
     {"prompt": "..", "response": ".."}                 a chat of two turns
@@ -64,7 +65,12 @@ class Generated:
     token_ids: list[int]
 
 
-Content = Text | Source | Chat | Generated
+@dataclasses.dataclass(frozen=True)
+class Unanswered:
+    """A prompt that could not be decoded. There is nothing to learn in it."""
+
+
+Content = Text | Source | Chat | Generated | Unanswered
 
 
 def parse(line: bytes) -> Content:
@@ -84,6 +90,8 @@ def parse(line: bytes) -> Content:
     require(isinstance(record, dict), "expected a JSON object")
     require(_is_text(record), "not text (half of a surrogate pair)")
     if "prompt_ids" in record or "token_ids" in record:
+        if record.get("finish_reason") == "error":
+            return Unanswered()
         return Generated(_ids(record, "prompt_ids"), _ids(record, "token_ids"))
     for name in ("messages", "conversations"):
         if name in record:

@@ -88,6 +88,18 @@ def test_many_bad_records_are_not_all_named(tmp_path):
     assert lines[-1] == "passed over: 10 more bad records"
 
 
+def test_prompts_without_an_answer_are_no_bad_records(tmp_path):
+    failed = {"id": 1, "token_ids": [], "finish_reason": "error", "error": "line 1: no"}
+    path = write(tmp_path, failed, {"prompt_ids": [1], "token_ids": [2, 3]}, failed)
+    documents = Documents([path])
+    assert [documents[i].where for i in range(len(documents))] == [f"{path}: line 2"]
+    assert documents.bad == []
+    said = "passed over: 2 prompts that the target could not answer"
+    assert list(documents.passed_over()) == [said]
+    with pytest.raises(InputError, match="no good record in them"):
+        Documents([write(tmp_path, failed)])
+
+
 def test_what_a_check_refuses_is_a_bad_record(tmp_path):
     def check(content):
         if isinstance(content, Text):

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from dspark_jax.config import InputError
-from train.records import Chat, Generated, Text, parse
+from train.records import Chat, Generated, Text, Unanswered, parse
 
 ASKED = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 CALL = {"function": {"name": "f", "arguments": {"x": 1}}}
@@ -29,6 +29,7 @@ def of(record) -> bytes:
         # What else is in a record does not matter, and the first shape counts.
         ({"id": 3, "messages": ASKED, "prompt": "other", "text": "other"}, Chat(ASKED)),
         ({"prompt_ids": [1], "token_ids": [3], "text": "decoded"}, Generated([1], [3])),
+        ({"prompt_ids": [], "token_ids": [], "finish_reason": "error"}, Unanswered()),
     ],
 )  # fmt: skip
 def test_shapes(record, expected):
