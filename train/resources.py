@@ -51,16 +51,18 @@ def peak_memory() -> int:
 def step_flops(cfg: StepConfig, batch: int, length: int) -> float:
     """Operations of the matrix products that a step must make; what is made again is not counted.
 
-    A multiplication and an addition are two. The target runs forwards over B sequences of S tokens,
-    and its LM head on their A * K slots. The drafter makes context of every token, and runs its
-    layers and heads on the slots, which see half a sequence on average and their block. What is
+    A multiplication and an addition are two. The target runs forwards over B rows of S tokens, and
+    its LM head on their slots: A * K for each of the documents that a row has room for, which are
+    taken to be there, and equally long. The drafter makes context of every token, and runs its
+    layers and heads on the slots, which see half a document on average and their block. What is
     trained counts three times: forwards, and the gradients of its inputs and of its weights. The
     tapped states need no gradient, and neither does the LM head.
     """
     target, drafter = cfg.target, cfg.drafter
     width, vocab, block = target.hidden_size, target.vocab_size, drafter.block_size
-    slots = drafter.num_anchors * block
-    causal = length * (length + 1) // 2
+    slots = cfg.documents_per_row * drafter.num_anchors * block
+    document = length / cfg.documents_per_row
+    causal = length * (document + 1) / 2
     frozen = (
         length * _matrices(dense.specs(target).layers)
         + causal * target.num_layers * _attended(target)
@@ -68,7 +70,7 @@ def step_flops(cfg: StepConfig, batch: int, length: int) -> float:
     )
     specs = dspark.specs(drafter)
     keys_values = 2 * width * drafter.num_kv_heads * drafter.head_dim * drafter.num_layers
-    seen = length / 2 + block
+    seen = document / 2 + block
     sequential = 0 if specs.head is None else _matrices(specs.head) - vocab * drafter.markov_rank
     trained = (
         length * (2 * _matrices(specs.fc) + 3 * keys_values)

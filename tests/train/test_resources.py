@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import pytest
 
@@ -33,6 +35,11 @@ def test_operations_of_a_step_by_hand(head, sequential):
     logits = 20 * (2 * 8 * 100 + 3 * sequential)
     cfg = StepConfig(TARGET, drafter, LossConfig(1, 0, 0), OptimizerSettings())
     assert step_flops(cfg, 2, 10) == 2 * 2 * (target + context + blocks + logits)
+    # Two documents of 5 tokens in each row.
+    target += (2 * 15 - 55) * 3 * pairs + 20 * 8 * 100
+    blocks = 2 * 20 * 3 * 2 * (layer + (2.5 + 4) * pairs)
+    shared = dataclasses.replace(cfg, documents_per_row=2)
+    assert step_flops(shared, 2, 10) == 2 * 2 * (target + context + blocks + 2 * logits)
 
 
 def test_peak_of_devices():
