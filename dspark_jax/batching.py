@@ -78,11 +78,14 @@ class BatchShape:
 
 
 def plan(models: Models, requests: Sequence[Request], slots: int) -> BatchShape:
-    """The smallest shape that holds every request: cache lengths in steps of 16 positions."""
+    """The smallest shape that holds every request: cache lengths in steps of 16 positions.
+
+    The longest prompt takes up to four steps of the prefill, so that short ones take fewer.
+    """
     prompt = max(len(r.token_ids) for r in requests)
     block = models.drafter_config.block_size if models.drafter_config else 0
     most = max(cache_length(len(r.token_ids), r.max_new_tokens, block) for r in requests)
-    chunk = min(256, max(16, 1 << (prompt - 1).bit_length()))
+    chunk = min(256, max(16, (1 << (prompt - 1).bit_length()) // 4))
     length = max(-(-most // 16) * 16, -(-prompt // chunk) * chunk)
     return BatchShape(rows=slots, length=length, chunk=chunk)
 

@@ -154,7 +154,7 @@ def plain_rounds(rows: int) -> int:
     Many at few rows, where it is the number of operations that costs; few at many rows, where
     what is computed for rounds that did not come does.
     """
-    return max(8, min(MOST_PLAIN_ROUNDS, 64 // rows))
+    return max(1, min(MOST_PLAIN_ROUNDS, 64 // rows))
 
 
 def pinned(models: Models, values: Any) -> Any:

@@ -63,7 +63,7 @@ def test_plan_holds_every_request(tiny_pair):
     needed = max(cache_length(20, 30, 3), cache_length(5, 60, 3))
     assert shape.rows == 4
     assert needed <= shape.length < needed + 16
-    assert shape.chunk == 32
+    assert shape.chunk == 16
     assert shape.prompt_length >= 20
 
 
