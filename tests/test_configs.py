@@ -11,7 +11,7 @@ import configs
 from dspark_jax import params, sharding
 from dspark_jax.config import Rope, TargetConfig
 from dspark_jax.targets import dense
-from train.main import step_config
+from train.prepare import step_config
 from train.settings import Settings
 from train.step import Batch, abstract_state, make_step
 

@@ -11,6 +11,8 @@ from infer import check, generate
 from tests.dspark_jax.io.gguf_writer import CONFIG, MASK, metadata, random_target, tensors, write
 from train import main as train_main
 
+pytestmark = pytest.mark.slow
+
 SMALL = [
     *("--num-layers", "1"),
     *("--block-size", "2"),

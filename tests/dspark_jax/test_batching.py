@@ -232,6 +232,7 @@ def facts(models, rows, cost):
     return Facts(CostTable(rows, {plan: cost(plan) for plan in choices}))
 
 
+@pytest.mark.slow
 def test_every_plan_leaves_greedy_text_alone(tiny_pair):
     """Each of them in turn is the only one that pays: rows take part in passes of any room."""
     models = tiny_pair("vanilla")
@@ -308,7 +309,14 @@ def chi_square_p(counts, expected):
     return stats.chisquare(observed[keep], wanted[keep]).pvalue
 
 
-@pytest.mark.parametrize("policy", ["causal", "delayed", "threshold"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "delayed",
+        pytest.param("causal", marks=pytest.mark.slow),
+        pytest.param("threshold", marks=pytest.mark.slow),
+    ],
+)
 def test_sampled_text_has_the_targets_distribution(tiny_pair, policy):
     """Three tokens of the real engine, through slots that are refilled all the time."""
     vocab, length, count = 6, 3, 4000

@@ -234,7 +234,15 @@ def test_confidence_loss_is_finite_for_extreme_logits():
 # --- Properties -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("head", ["none", "vanilla", "gated", "rnn"])
+@pytest.mark.parametrize(
+    "head",
+    [
+        "none",
+        "vanilla",
+        pytest.param("gated", marks=pytest.mark.slow),
+        pytest.param("rnn", marks=pytest.mark.slow),
+    ],
+)
 def test_chunks_do_not_change_anything(head):
     rank = {} if head != "none" else {"markov_rank": 0, "confidence_with_markov": False}
     cfg = drafter_config(head=head, **rank)

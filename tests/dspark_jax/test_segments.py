@@ -84,7 +84,7 @@ def test_the_target_reads_each_document_as_if_it_were_alone(tiny_pair, packed, a
             number += 1
 
 
-@pytest.mark.parametrize("chunk", [3, 12])
+@pytest.mark.parametrize("chunk", [3, pytest.param(12, marks=pytest.mark.slow)])
 def test_losses_and_gradients_are_those_of_the_documents(tiny_pair, packed, alone, chunk):
     models = tiny_pair("rnn")
     cfg = models.drafter_config

@@ -14,6 +14,9 @@ from dspark_jax import sharding
 SCRIPT = Path(__file__).with_name("mesh_run.py")
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def mesh_run():
     return runpy.run_path(str(SCRIPT))["run"]
@@ -39,7 +42,6 @@ def test_a_mesh_trains_as_one_device_does(mesh_run, alone):
     assert_same(mesh_run(mesh), alone)
 
 
-@pytest.mark.slow
 def test_two_hosts_train_as_one_device_does(alone, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -117,7 +117,9 @@ def test_one_step_is_the_optimizer_on_the_loss(cfg, target, batch):
     assert min(jax.tree.leaves(same)) > 0.97
 
 
-@pytest.mark.parametrize(("sizes", "chunk"), [((1, 8, 1), 12), ((2, 2, 2), 4)])
+@pytest.mark.parametrize(
+    ("sizes", "chunk"), [((1, 8, 1), 12), pytest.param((2, 2, 2), 4, marks=pytest.mark.slow)]
+)
 def test_a_mesh_gives_what_one_device_gives(cfg, target, batch, plain, sizes, chunk):
     """In one chunk of anchors, and in several: some rows have no anchors in the last of them."""
     data, fsdp, tensor = sizes
