@@ -17,6 +17,7 @@ from train.settings import STDLIB, STDLIB_HELD_OUT
 
 BOM = b"\xef\xbb\xbf"
 BUCKETS = "gs://"
+PIECE = 1 << 15  # bytes of a text that are a document at least
 NAMED = 20  # bad records that are worth a line each
 
 
@@ -29,29 +30,32 @@ class Document:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Lines:
-    """Where the good lines of a JSONL file are."""
+class _Spans:
+    """Where the documents of a file are: good lines of a JSONL file, or pieces of a text."""
 
     path: Path
-    numbers: np.ndarray  # [N] from 1
     offsets: np.ndarray  # [N] bytes
     sizes: np.ndarray  # [N] bytes
+    lines: np.ndarray | None  # [N] numbers of the lines, from 1; None for a text
 
     def __len__(self) -> int:
-        return len(self.numbers)
+        return len(self.offsets)
 
     def __getitem__(self, index: int) -> Document:
         with self.path.open("rb") as file:
             file.seek(int(self.offsets[index]))
-            line = file.read(int(self.sizes[index]))
-        return Document(f"{self.path}: line {self.numbers[index]}", parse(line))
+            found = file.read(int(self.sizes[index]))
+        if self.lines is None:
+            return Document(str(self.path), Text(found.decode("utf-8")))
+        return Document(f"{self.path}: line {self.lines[index]}", parse(found))
 
 
 class Documents:
     """Random access to the documents of files.
 
-    A file that ends in .jsonl has one on each line (see `records`), any other is one: a text. All
-    lines are read and checked at the start; afterwards each where it is needed.
+    A file that ends in .jsonl has one on each line (see `records`). Any other is a text, which is
+    cut at ends of lines when it is long, so that its parts can be shuffled. Everything is read and
+    checked at the start; afterwards each document where it is needed.
 
     Args:
       files: paths, also of buckets (gs://), or `stdlib` for the standard library's sources.
@@ -74,7 +78,7 @@ class Documents:
         self.unanswered = 0
         """Prompts without an answer, which are passed over however many there are."""
         self._allowed = bad_records
-        self._parts: list[list[Document] | _Lines] = [self._open(f, check) for f in files]
+        self._parts: list[list[Document] | _Spans] = [self._open(f, check) for f in files]
         require(len(self) > 0, f"files={list(files)}: no good record in them")
 
     def __len__(self) -> int:
@@ -96,7 +100,7 @@ class Documents:
         if self.unanswered:
             yield f"passed over: {self.unanswered} prompts that the target could not answer"
 
-    def _open(self, name: str, check: Callable[[Content], None]) -> list[Document] | _Lines:
+    def _open(self, name: str, check: Callable[[Content], None]) -> list[Document] | _Spans:
         if name in (STDLIB, STDLIB_HELD_OUT):
             texts = corpus.stdlib_texts(held_out=name == STDLIB_HELD_OUT)
             return [Document(name, Source(text)) for text in texts]
@@ -109,14 +113,14 @@ class Documents:
             _require_file(path)
             if path.suffix == ".jsonl":
                 return self._index(path, check)
-            return [Document(str(path), _text(path))]
+            return _pieces(path)
         except OSError as error:
             reason = error.strerror or error
             raise InputError(f"{path}: cannot be read ({reason})") from error
         except ImportError as error:
             raise InputError(f"{path}: to read from buckets install dspark_jax[gcs]") from error
 
-    def _index(self, path: Path, check: Callable[[Content], None]) -> _Lines:
+    def _index(self, path: Path, check: Callable[[Content], None]) -> _Spans:
         numbers, offsets, sizes = (array.array("q") for _ in range(3))
         some = False
         for number, offset, line in _lines(path):
@@ -134,7 +138,7 @@ class Documents:
             offsets.append(offset)
             sizes.append(len(line))
         require(some, f"{path}: no documents in it")
-        return _Lines(path, *map(np.array, (numbers, offsets, sizes)))
+        return _Spans(path, *map(np.array, (offsets, sizes, numbers)))
 
     def _pass_over(self, reason: str) -> None:
         self.bad.append(reason)
@@ -164,11 +168,16 @@ def _require_file(path: Path) -> None:
     )
 
 
-def _text(path: Path) -> Text:
+def _pieces(path: Path) -> _Spans:
+    data = path.read_bytes()
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 text ({error.reason})") from error
     require("\0" not in text, f"{path}: not text (a NUL at character {text.find(chr(0))})")
     require(text.strip() != "", f"{path}: no text in it")
-    return Text(text)
+    bounds = [len(BOM) if data.startswith(BOM) else 0]
+    while bounds[-1] < len(data):
+        line_end = data.find(b"\n", bounds[-1] + PIECE)
+        bounds.append(line_end + 1 if line_end >= 0 else len(data))
+    return _Spans(path, np.array(bounds[:-1]), np.diff(bounds), None)

@@ -181,7 +181,7 @@ class Encoder:
             content = self._shown(before, message, tools)
             # An empty thinking block is the prompt's, unless thinking is on.
             content = content if self.thinking else content.removeprefix(block)
-        elif self.thinking and not _thinks(content, block):
+        elif self.thinking and block and not _thinks(content, block):
             lead = block if self._shown(before, message, tools).startswith(block) else ""
         thinks = _thinks(content, block)
         prompt = self.tokenizer.chat(before, thinking=self.thinking or thinks, tools=tools)

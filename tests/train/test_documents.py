@@ -49,6 +49,17 @@ def test_marks_of_utf_8_are_no_part_of_the_text(tmp_path):
     assert [documents[i].content.text for i in range(3)] == ["é", "b", "text"]
 
 
+def test_long_texts_are_pieces_that_end_with_a_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("train.documents.PIECE", 8)
+    text = "é1\n" + "a long line\n" + "2\n3\n4\n5\n6\n7\n" + "last"
+    for name, mark in (("plain.txt", b""), ("marked.txt", BOM)):
+        (tmp_path / name).write_bytes(mark + text.encode())
+        documents = Documents([str(tmp_path / name)])
+        found = [documents[i].content.text for i in range(len(documents))]
+        assert found == ["é1\na long line\n", "2\n3\n4\n5\n6\n", "7\nlast"]
+        assert documents[2].where == str(tmp_path / name)
+
+
 def test_a_last_line_needs_no_end(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\r\n{"text": "b"}')
     documents = Documents([str(tmp_path / "a.jsonl")])
