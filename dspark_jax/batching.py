@@ -21,10 +21,11 @@ import numpy as np
 from dspark_jax import decode, plans, prefill, sharding
 from dspark_jax.config import InputError, require
 from dspark_jax.costs import CostTable
-from dspark_jax.decode import ROUNDS_PER_CALL, RoundLog
+from dspark_jax.decode import ROUNDS_PER_CALL
 from dspark_jax.plans import Plan
 from dspark_jax.prefill import First, Reading
 from dspark_jax.request import Request
+from dspark_jax.rounds import RoundLog
 from dspark_jax.row import Decode, Row
 from dspark_jax.sampling import Sampling
 from dspark_jax.state import (

@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from dspark_jax import decode, plans, verify
-from dspark_jax.decode import Seen
+from dspark_jax import plans, rounds, verify
 from dspark_jax.flat import pack
 from dspark_jax.kv_cache import KVCache
+from dspark_jax.rounds import Seen
 from dspark_jax.sampling import Draft, Sampling
 from dspark_jax.state import DecodeConfig, DecodeState, Models, create_caches, pinned
 from dspark_jax.targets import dense
@@ -144,14 +144,14 @@ def _chunks(lengths: jax.Array, chunk: int) -> jax.Array:
 
 def _read(models: Models, reading: Reading, tokens, lengths, start, stop, chunk: int) -> Reading:
     rows = tokens.shape[0]
-    constants = decode.make_constants(models, reading.target_cache)
+    constants = rounds.make_constants(models, reading.target_cache)
 
     def one_chunk(i, reading: Reading) -> Reading:
         begin = jnp.full(rows, i * chunk, jnp.int32)
         piece = jax.lax.dynamic_slice(tokens, (0, i * chunk), (rows, chunk))
         flat = pack(piece, jnp.clip(lengths - begin, 0, chunk), begin, rows * chunk)
-        hidden, target_cache = decode.target_pass(models, constants, flat, reading.target_cache)
-        draft_cache = decode.append_context(
+        hidden, target_cache = rounds.target_pass(models, constants, flat, reading.target_cache)
+        draft_cache = rounds.append_context(
             models, constants, Seen(flat, hidden.features), reading.draft_cache
         )
         place = lengths - 1 - begin
@@ -170,14 +170,14 @@ def _emit_first(
     flat = pack(state.anchor[:, None], jnp.ones(rows, jnp.int32), lengths - 1, rows)
     nothing = Draft(jnp.zeros((rows, 0), jnp.int32), None, None)
     logits = dense.logits(models.target, reading.last)
-    token = decode.judge(models, logits, flat, nothing, state, cfg).token
+    token = rounds.judge(models, logits, flat, nothing, state, cfg).token
     remaining = state.remaining - 1
     state = dataclasses.replace(
         state,
         anchor=token,
         position=lengths.astype(jnp.int32),
         remaining=remaining,
-        active=state.active & (remaining > 0) & ~decode.is_stop(token, cfg),
+        active=state.active & (remaining > 0) & ~rounds.is_stop(token, cfg),
         target_cache=reading.target_cache,
         draft_cache=reading.draft_cache,
     )

@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from dspark_jax.decode import RoundLog
 from dspark_jax.request import Request
+from dspark_jax.rounds import RoundLog
 
 Decode = Callable[[list[int]], str]
 """Text of token ids."""

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dspark_jax import costs, decode, plans, scheduler
+from dspark_jax import costs, plans, rounds, scheduler
 from dspark_jax.batching import BatchShape
 from dspark_jax.costs import CostTable
 from dspark_jax.plans import Outlook, Plan, whole
@@ -96,14 +96,14 @@ def _draft(
     looks: bool,
 ) -> tuple[DecodeState, jax.Array]:
     """Drafts `count` times, each from the last block; `looks`: at the confidences as well."""
-    constants = decode.make_constants(models, state.target_cache)
+    constants = rounds.make_constants(models, state.target_cache)
     plan, start = whole(state.anchor.shape[0], drafts), state.position
 
     def body(i, carry):
         state, total = carry
         # Another position each time, or the noise would be made once for all.
         state = dataclasses.replace(state, position=start + i % 2)
-        state, proposal = decode.propose(models, constants, state, cfg=cfg, plan=plan)
+        state, proposal = rounds.propose(models, constants, state, cfg=cfg, plan=plan)
         draft = proposal.draft
         if looks and draft.confidence_logits is not None:
             total += draft.confidence_logits.sum()

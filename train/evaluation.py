@@ -10,12 +10,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from dspark_jax import generation, losses, sharding
-from dspark_jax.decode import Models
 from dspark_jax.drafters.dspark import Drafter
 from dspark_jax.generation import Pair
 from dspark_jax.io.tokenizer import Tokenizer
 from dspark_jax.losses import Sums
 from dspark_jax.request import Request
+from dspark_jax.state import Models
 from dspark_jax.targets import dense
 from dspark_jax.targets.dense import Target
 from train import hosts

@@ -18,6 +18,7 @@ from dspark_jax.plans import Plan
 from dspark_jax.request import Request
 from dspark_jax.row import Row
 from dspark_jax.state import cache_length
+from dspark_jax.targets import dense
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -197,8 +198,8 @@ def test_logprobs_are_the_targets(tiny_pair):
     cfg = config(models, requests, logprobs=True)
     for request, row in zip(requests, decoded(models, requests, cfg), strict=True):
         ids = np.array([[*request.token_ids, *row.token_ids]])
-        hidden = decode.dense.forward(models.target, ids, cfg=models.target_config)
-        logits = np.asarray(decode.dense.logits(models.target, hidden.final), np.float64)[0]
+        hidden = dense.forward(models.target, ids, cfg=models.target_config)
+        logits = np.asarray(dense.logits(models.target, hidden.final), np.float64)[0]
         logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
         start = len(request.token_ids)
         expected = [logits[start + i - 1, token] for i, token in enumerate(row.token_ids)]
@@ -324,8 +325,8 @@ def test_sampled_text_has_the_targets_distribution(tiny_pair, policy):
     shape = BatchShape(rows=8, length=16, chunk=8)
     every = np.array(list(itertools.product(range(vocab), repeat=length)))
     ids = np.concatenate([np.tile(prompt, (len(every), 1)), every], axis=1)
-    hidden = decode.dense.forward(models.target, ids, cfg=models.target_config)
-    logits = np.asarray(decode.dense.logits(models.target, hidden.final), np.float64)
+    hidden = dense.forward(models.target, ids, cfg=models.target_config)
+    logits = np.asarray(dense.logits(models.target, hidden.final), np.float64)
     probs = np.exp(logits - logits.max(-1, keepdims=True))
     probs /= probs.sum(-1, keepdims=True)
     joint = np.ones(len(every))
