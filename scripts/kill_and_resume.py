@@ -14,7 +14,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -24,10 +23,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import killable
 import numpy as np
 import tyro
 
-ROOT = Path(__file__).parents[1]
 TEXT = (
     "import os\n\n\ndef is_absolute(path):\n    return path.startswith('/')\n\n\n"
     "class Queue:\n    def __init__(self, maxsize=0):\n        self.maxsize = maxsize\n"
@@ -104,26 +103,10 @@ class Job:
         }
         for name in ("target", "draft"):
             options[name] = getattr(self.settings, name)
-        args = [f"--{name}={value}" for name, value in options.items() if value is not None]
-        # What was compiled once is read again, so that most kills meet a process that decodes.
-        cache = {
-            "JAX_COMPILATION_CACHE_DIR": str(self.folder / "compiled"),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        }
-        with open(self.folder / "log.txt", "w") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "infer.generate", *args],
-                cwd=ROOT,
-                env=os.environ | cache,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
+        return killable.start("infer.generate", options, self.folder)
 
     def require_success(self, code: int) -> None:
-        if code != 0:
-            print(f"a process ended with code {code}:\n{(self.folder / 'log.txt').read_text()}")
-            raise SystemExit(1)
+        killable.require_success(code, self.folder)
 
 
 def whole_lines(path: Path) -> int:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -25,6 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import killable
 import numpy as np
 import tyro
 
@@ -32,7 +32,6 @@ from dspark_jax.generation import EMBEDDED
 from dspark_jax.io.tokenizer import load_tokenizer
 from train import corpus
 
-ROOT = Path(__file__).parents[1]
 LENGTH, BATCH = 64, 4
 TIMED = {
     "tokens_per_second",
@@ -94,26 +93,10 @@ class Job:
             "num-anchors": 4,
             "devices": 1,
         }
-        args = [x for name, value in options.items() for x in (f"--{name}", str(value))]
-        # What was compiled once is read again, so that most kills meet a process that trains.
-        cache = {
-            "JAX_COMPILATION_CACHE_DIR": str(self.folder / "compiled"),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        }
-        with open(self.folder / "log.txt", "w") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "train.main", *args],
-                cwd=ROOT,
-                env=os.environ | cache,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
+        return killable.start("train.main", options, self.folder)
 
     def require_success(self, code: int) -> None:
-        if code != 0:
-            print(f"a process ended with code {code}:\n{(self.folder / 'log.txt').read_text()}")
-            raise SystemExit(1)
+        killable.require_success(code, self.folder)
 
 
 def last_step(workdir: Path) -> int:
