@@ -35,6 +35,7 @@ from dspark_jax.state import (
     block_size,
     cache_length,
     create_state,
+    is_lazy,
     places,
     plans_of,
 )
@@ -91,9 +92,15 @@ def plan(models: Models, requests: Sequence[Request], slots: int) -> BatchShape:
     return BatchShape(rows=slots, length=length, chunk=chunk)
 
 
-def bytes_per_row(models: Models, shape: BatchShape) -> int:
-    """Memory on a device of a row's caches, which is nearly all that a row takes."""
-    one = jax.eval_shape(functools.partial(prefill.create_reading, models, 1, shape.length))
+def bytes_per_row(models: Models, shape: BatchShape, *, lazy: bool) -> int:
+    """Memory on a device of a row's caches, which is nearly all that a row takes.
+
+    Args:
+      lazy: as `state.is_lazy` says.
+    """
+    one = jax.eval_shape(
+        functools.partial(prefill.create_reading, models, 1, shape.length, lazy=lazy)
+    )
     if models.mesh is not None:
         local = jax.tree.map(
             lambda x, place: jax.ShapeDtypeStruct(place.shard_shape(x.shape), x.dtype),
@@ -168,6 +175,7 @@ class Batch:
             size = block_size(models, cfg)
             self._plan = self._plans[plans.first(shape.rows, size, self._plans, rates)]
         self._reading: Reading | None = None
+        self._behind = is_lazy(cfg)  # the drafter, in some row
         self._prompt: list[int] = []  # what `_reading` has read, and how many chunks of it
         self._chunks = 0
         self._state, first = self._start(rates)
@@ -187,7 +195,7 @@ class Batch:
         """
         prompt, chunk = list(row.request.token_ids), self.shape.chunk
         if self._reading is None:
-            self._reading = _create_reading(self.models, self.shape)
+            self._reading = _create_reading(self.models, self.shape, is_lazy(self.cfg))
         if prompt != self._prompt:
             self._prompt, self._chunks = prompt, 0
         total = -(-len(prompt) // chunk)
@@ -208,6 +216,10 @@ class Batch:
             self._chunks = upto
             if upto < total:
                 return False
+        if self._reading.backlog is not None and self._plan.drafts:
+            self._reading = prefill.catch_up(self.models, self._reading, lengths)
+        else:
+            self._behind = is_lazy(self.cfg)
         place = self.free[0]
         self._state, first = _seat(
             self.models,
@@ -237,6 +249,9 @@ class Batch:
 
     def _run_whole(self, plan: Plan, rounds: int, least: int) -> None:
         """Rounds of one plan, in one call."""
+        if self._behind and plan.drafts:
+            self._state = decode.catch_up(self.models, self._state)
+        self._behind = is_lazy(self.cfg) and not plan.drafts
         self._state, log, done = decode.decode_rounds(
             self.models,
             self._state,
@@ -278,9 +293,14 @@ class Batch:
                     self.models, self._state, proposal, cfg=self.cfg, capacity=plan.capacity
                 )
             return
-        choices = [self._plan] if self._state.outlook is None else self._plans
-        for plan in choices:
+        if not is_lazy(self.cfg):
+            self._run_whole(self._plan, 0, 1)
+            return
+        for plan in self._plans:  # the first is without drafts
             self._run_whole(plan, 0, 1)
+        if self._reading is not None:
+            nothing = np.zeros(1, np.int32)
+            self._reading = prefill.catch_up(self.models, self._reading, nothing)
 
     def _take(self, log: RoundLog) -> None:
         for place, row in self.rows.items():
@@ -419,13 +439,14 @@ def _read_prompts(models, sampling, seeds, limit, scale, tokens, lengths, rates,
         limit=limit,
         scale=scale,
         outlook=outlook,
+        lazy=is_lazy(cfg),
     )
     return prefill.prefill(models, state, tokens, lengths, cfg=cfg, chunk=shape.chunk)
 
 
-@functools.partial(jax.jit, static_argnames="shape")
-def _create_reading(models, shape):
-    return prefill.create_reading(models, 1, shape.length)
+@functools.partial(jax.jit, static_argnames=("shape", "lazy"))
+def _create_reading(models, shape, lazy):
+    return prefill.create_reading(models, 1, shape.length, lazy=lazy)
 
 
 @functools.partial(jax.jit, static_argnames="cfg", donate_argnames="state")

@@ -19,7 +19,15 @@ from dspark_jax import decode, plans
 from dspark_jax.config import require
 from dspark_jax.plans import Plan
 from dspark_jax.sampling import Sampling
-from dspark_jax.state import DecodeConfig, DecodeState, Models, block_size, create_state, plans_of
+from dspark_jax.state import (
+    DecodeConfig,
+    DecodeState,
+    Models,
+    block_size,
+    create_state,
+    is_lazy,
+    plans_of,
+)
 
 SECONDS_PER_CALL = 0.05
 """A timed call runs as many rounds as fill about this."""
@@ -115,6 +123,7 @@ def create_rows(models: Models, cfg: DecodeConfig, rows: int, length: int) -> De
         ),
         key=jax.random.split(jax.random.key(0), rows),
         limit=jnp.full(rows, length),
+        lazy=is_lazy(cfg),
     )
 
 

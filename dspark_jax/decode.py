@@ -16,17 +16,16 @@ import jax
 import jax.numpy as jnp
 
 from dspark_jax import plans
-from dspark_jax.flat import pack
 from dspark_jax.plans import Plan, whole
 from dspark_jax.rounds import (
     Proposal,
     RoundLog,
-    Seen,
     decode_round,
     make_constants,
     pass_counts,
     propose,
     settle,
+    take_backlog,
     take_in,
 )
 from dspark_jax.state import (
@@ -35,7 +34,6 @@ from dspark_jax.state import (
     Models,
     block_size,
     pinned,
-    plain_rounds,
     plans_of,
 )
 
@@ -68,7 +66,7 @@ def decode_rounds(
     """
     rows, size = state.anchor.shape[0], block_size(models, cfg)
     plan = plan or whole(rows, size)
-    choices, most = plans_of(models, cfg, rows), plain_rounds(rows)
+    choices = plans_of(models, cfg, rows)
     constants = make_constants(models, state.target_cache)
     log = _create_log(length, rows, plan.drafts, cfg)
 
@@ -82,45 +80,37 @@ def decode_rounds(
         t, state, log = carry
         state, entry, seen = decode_round(models, constants, state, cfg=cfg, plan=plan)
         log = jax.tree.map(lambda all_, one: all_.at[t].set(one), log, entry)
-        return (t + 1, state, log), seen
-
-    def drafting(carry):
-        (t, state, log), seen = one_round(carry)
-        return t, take_in(models, constants, state, seen) if size else state, log
+        if size:
+            state = take_in(models, constants, state, seen, drafting=bool(plan.drafts))
+        return t + 1, state, log
 
     def plain(carry):
-        """A few rounds without drafts, behind which the drafter takes in what they saw."""
-        start, before, log = carry
-        bare = dataclasses.replace(before, outlook=None)
-        width = len(models.taps) * models.target.embed.shape[1]
-        kept = jnp.zeros((most, rows, width), models.target.embed.dtype)
-
-        def body(carry):
-            carry, kept = carry
-            place = carry[0] - start
-            carry, seen = one_round(carry)
-            return carry, jax.tree.map(lambda x, one: x.at[place].set(one), kept, seen.features)
-
-        def within(carry):
-            (t, state, _), _ = carry
-            return (t - start < most) & go_on(t, state)
-
-        (t, state, log), kept = jax.lax.while_loop(within, body, ((start, bare, log), kept))
-        counts = jnp.full(rows, most, jnp.int32)
-        flat = pack(jnp.zeros((rows, most), jnp.int32), counts, before.position, rows * most)
-        seen = Seen(flat, kept.swapaxes(0, 1).reshape(rows * most, -1))
-        state = take_in(models, constants, state, seen)
-        outlook = before.outlook
-        if outlook is not None:
-            outlook = plans.look_ahead(outlook, choices, state.active, t - start)
+        """A few rounds without drafts, and then a look at what comes next."""
+        start, state, log = carry
+        outlook = state.outlook
+        t, state, log = jax.lax.while_loop(
+            lambda carry: (carry[0] - start < plans.PERIOD) & go_on(carry[0], carry[1]),
+            one_round,
+            (start, dataclasses.replace(state, outlook=None), log),
+        )
+        outlook = plans.look_ahead(outlook, choices, state.active, t - start)
         return t, dataclasses.replace(state, outlook=outlook), log
 
     done, state, log = jax.lax.while_loop(
         lambda carry: go_on(carry[0], carry[1]),
-        drafting if plan.drafts or not size else plain,
+        one_round if plan.drafts or state.outlook is None else plain,
         (jnp.int32(0), state, log),
     )
     return pinned(models, state), log, done
+
+
+@functools.partial(jax.jit, donate_argnames="state")
+def catch_up(models: Models, state: DecodeState) -> DecodeState:
+    """In front of rounds with drafts: the drafter takes in what it has put off in all rows."""
+    constants = make_constants(models, state.target_cache)
+    held = jnp.where(state.active, state.position, 0)
+    cache, backlog = take_backlog(models, constants, state.draft_cache, state.backlog, held)
+    return pinned(models, dataclasses.replace(state, draft_cache=cache, backlog=backlog))
 
 
 def _create_log(length: int, rows: int, size: int, cfg: DecodeConfig) -> RoundLog:
@@ -158,5 +148,5 @@ def verify_rows(
     """The second half: a pass with room for `capacity` tokens, and the commit."""
     constants = make_constants(models, state.target_cache)
     state, entry, seen = settle(models, constants, state, proposal, cfg=cfg, capacity=capacity)
-    state = take_in(models, constants, state, seen)
+    state = take_in(models, constants, state, seen, drafting=True)
     return pinned(models, state), jax.tree.map(lambda x: x[None], entry)

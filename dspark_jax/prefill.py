@@ -19,7 +19,15 @@ from dspark_jax.flat import pack
 from dspark_jax.kv_cache import KVCache
 from dspark_jax.rounds import Seen
 from dspark_jax.sampling import Draft, Sampling
-from dspark_jax.state import DecodeConfig, DecodeState, Models, create_caches, pinned
+from dspark_jax.state import (
+    Backlog,
+    DecodeConfig,
+    DecodeState,
+    Models,
+    create_backlog,
+    create_caches,
+    pinned,
+)
 from dspark_jax.targets import dense
 
 
@@ -30,6 +38,7 @@ class Reading:
     target_cache: tuple[KVCache, ...]
     draft_cache: tuple[KVCache, ...]
     last: jax.Array  # [N, D] final hidden state of each last token, once it has been read
+    backlog: Backlog | None = None
 
 
 @struct.dataclass
@@ -40,14 +49,15 @@ class First:
     logprob: jax.Array | None  # [N] float32
 
 
-def create_reading(models: Models, rows: int, length: int) -> Reading:
-    """Nothing read yet, with caches of `length` positions."""
+def create_reading(models: Models, rows: int, length: int, *, lazy: bool = False) -> Reading:
+    """Nothing read yet, with caches of `length` positions; `lazy` as for `state.create_state`."""
     embed = models.target.embed
     target_cache, draft_cache = create_caches(models, rows, length)
     reading = Reading(
         target_cache=target_cache,
         draft_cache=draft_cache,
         last=jnp.zeros((rows, embed.shape[1]), embed.dtype),
+        backlog=create_backlog(models, rows, length) if lazy else None,
     )
     return pinned(models, reading)
 
@@ -71,7 +81,7 @@ def prefill(
       chunk: positions that are read at a time.
     """
     last = jnp.zeros((tokens.shape[0], models.target.embed.shape[1]), models.target.embed.dtype)
-    reading = Reading(state.target_cache, state.draft_cache, last)
+    reading = Reading(state.target_cache, state.draft_cache, last, state.backlog)
     reading = _read(models, reading, tokens, lengths, 0, _chunks(lengths, chunk), chunk)
     return _emit_first(models, state, reading, lengths, cfg)
 
@@ -89,6 +99,16 @@ def read(
 ) -> Reading:
     """Reads chunks start .. stop - 1 of the prompts; arguments as for `prefill`."""
     return _read(models, reading, tokens, lengths, start, stop, chunk)
+
+
+@functools.partial(jax.jit, donate_argnames="reading")
+def catch_up(models: Models, reading: Reading, lengths: jax.Array) -> Reading:
+    """The drafter takes in prompts that have been read, before rows of them draft."""
+    constants = rounds.make_constants(models, reading.target_cache)
+    cache, backlog = rounds.take_backlog(
+        models, constants, reading.draft_cache, reading.backlog, lengths
+    )
+    return pinned(models, dataclasses.replace(reading, draft_cache=cache, backlog=backlog))
 
 
 @functools.partial(jax.jit, static_argnames="cfg", donate_argnames="state")
@@ -125,6 +145,7 @@ def seat(
         target_cache=reading.target_cache,
         draft_cache=reading.draft_cache,
         scale=scale,
+        backlog=reading.backlog,
     )
     newcomer, first = _emit_first(models, newcomer, reading, lengths, cfg)
 
@@ -145,19 +166,28 @@ def _chunks(lengths: jax.Array, chunk: int) -> jax.Array:
 def _read(models: Models, reading: Reading, tokens, lengths, start, stop, chunk: int) -> Reading:
     rows = tokens.shape[0]
     constants = rounds.make_constants(models, reading.target_cache)
+    if reading.backlog is not None:
+        taken = jnp.where(start == 0, 0, reading.backlog.taken)
+        reading = dataclasses.replace(
+            reading, backlog=dataclasses.replace(reading.backlog, taken=taken)
+        )
 
     def one_chunk(i, reading: Reading) -> Reading:
         begin = jnp.full(rows, i * chunk, jnp.int32)
         piece = jax.lax.dynamic_slice(tokens, (0, i * chunk), (rows, chunk))
         flat = pack(piece, jnp.clip(lengths - begin, 0, chunk), begin, rows * chunk)
         hidden, target_cache = rounds.target_pass(models, constants, flat, reading.target_cache)
-        draft_cache = rounds.append_context(
-            models, constants, Seen(flat, hidden.features), reading.draft_cache
-        )
+        draft_cache, backlog = reading.draft_cache, reading.backlog
+        seen = Seen(flat, hidden.features)
+        if backlog is None:
+            draft_cache = rounds.append_context(models, constants, seen, draft_cache)
+        else:
+            backlog = rounds.put_off(backlog, seen)
         place = lengths - 1 - begin
         ends = (place >= 0) & (place < chunk)
         final = flat.to_rows(hidden.final)[jnp.arange(rows), jnp.clip(place, 0, chunk - 1)]
-        return Reading(target_cache, draft_cache, jnp.where(ends[:, None], final, reading.last))
+        last = jnp.where(ends[:, None], final, reading.last)
+        return Reading(target_cache, draft_cache, last, backlog)
 
     return pinned(models, jax.lax.fori_loop(start, stop, one_chunk, reading))
 
@@ -180,6 +210,7 @@ def _emit_first(
         active=state.active & (remaining > 0) & ~rounds.is_stop(token, cfg),
         target_cache=reading.target_cache,
         draft_cache=reading.draft_cache,
+        backlog=reading.backlog,
     )
     logprob = verify.logprobs(logits, token, jnp.arange(rows)) if cfg.logprobs else None
     return pinned(models, state), First(token, logprob)

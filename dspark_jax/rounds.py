@@ -22,7 +22,15 @@ from dspark_jax.kv_cache import KVCache
 from dspark_jax.layers import RopeAngles, rope_angles
 from dspark_jax.plans import Plan
 from dspark_jax.sampling import Draft, round_noise
-from dspark_jax.state import DecodeConfig, DecodeState, Models, pinned, plans_of
+from dspark_jax.state import (
+    STRETCH,
+    Backlog,
+    DecodeConfig,
+    DecodeState,
+    Models,
+    pinned,
+    plans_of,
+)
 from dspark_jax.targets import dense
 from dspark_jax.targets.dense import Hidden
 
@@ -156,11 +164,54 @@ def settle(
     return state, log, Seen(flat, hidden.features)
 
 
-def take_in(models: Models, constants: Constants, state: DecodeState, seen: Seen) -> DecodeState:
-    """The drafter's caches take in what the target saw."""
+def take_in(
+    models: Models, constants: Constants, state: DecodeState, seen: Seen, *, drafting: bool
+) -> DecodeState:
+    """The drafter's caches take in what the target saw, or its backlog does if it isn't drafting.
+
+    Its first round with drafts comes behind `take_backlog`.
+    """
+    backlog = state.backlog
     with jax.named_scope("context"):
+        if backlog is not None and not drafting:
+            return dataclasses.replace(state, backlog=put_off(backlog, seen))
         cache = append_context(models, constants, seen, state.draft_cache)
-    return dataclasses.replace(state, draft_cache=cache)
+    if backlog is not None:
+        backlog = dataclasses.replace(backlog, taken=state.position)
+    return dataclasses.replace(state, draft_cache=cache, backlog=backlog)
+
+
+def put_off(backlog: Backlog, seen: Seen) -> Backlog:
+    """The drafter will take in later what the target saw."""
+    if seen.features is None:
+        return backlog
+    write = jax.vmap(jax.lax.dynamic_update_slice_in_dim, in_axes=(0, 0, 0, None))
+    features = write(backlog.features, seen.flat.to_rows(seen.features), seen.flat.start, 0)
+    return dataclasses.replace(backlog, features=features)
+
+
+def take_backlog(
+    models: Models,
+    constants: Constants,
+    cache: tuple[KVCache, ...],
+    backlog: Backlog,
+    held: jax.Array,
+) -> tuple[tuple[KVCache, ...], Backlog]:
+    """The drafter takes in what it has put off, so that its caches hold `held` [R] positions."""
+    rows = held.shape[0]
+    take = jax.vmap(lambda x, start: jax.lax.dynamic_slice_in_dim(x, start, STRETCH))
+
+    def stretch(carry):
+        cache, taken = carry
+        counts = jnp.clip(held - taken, 0, STRETCH)
+        flat = pack(jnp.zeros((rows, STRETCH), jnp.int32), counts, taken, rows * STRETCH)
+        features = take(backlog.features, taken).reshape(rows * STRETCH, -1)
+        return append_context(models, constants, Seen(flat, features), cache), taken + counts
+
+    cache, taken = jax.lax.while_loop(
+        lambda carry: (carry[1] < held).any(), stretch, (cache, backlog.taken)
+    )
+    return cache, dataclasses.replace(backlog, taken=taken)
 
 
 def target_pass(

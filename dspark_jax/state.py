@@ -23,8 +23,8 @@ from dspark_jax.sampling import Sampling
 from dspark_jax.targets import dense
 from dspark_jax.targets.dense import Target
 
-MOST_PLAIN_ROUNDS = 32
-"""So many positions lie free behind the drafter's caches: what it takes in is of one width."""
+STRETCH = 32
+"""Positions of a backlog that the drafter takes in at a time; as many lie free behind the last."""
 
 
 @struct.dataclass
@@ -84,6 +84,14 @@ class DecodeConfig:
 
 
 @struct.dataclass
+class Backlog:
+    """What the target saw and the drafter has not taken in, as there was nothing to draft."""
+
+    features: jax.Array  # [R, S, L * D] tapped hidden states by position
+    taken: jax.Array  # [R] positions that the drafter's caches hold
+
+
+@struct.dataclass
 class DecodeState:
     """All rows between two rounds. The anchor is emitted, and in no cache yet."""
 
@@ -97,6 +105,7 @@ class DecodeState:
     draft_cache: tuple[KVCache, ...]
     scale: jax.Array | None = None  # [R, K] by which confidence logits are divided: STS
     outlook: Outlook | None = None  # for `delayed`
+    backlog: Backlog | None = None  # None: the drafter takes in at once what the target saw
 
 
 def create_state(
@@ -108,6 +117,7 @@ def create_state(
     limit: jax.Array,
     scale: jax.Array | None = None,
     outlook: Outlook | None = None,
+    lazy: bool = False,
 ) -> DecodeState:
     """Empty rows, before `prefill`.
 
@@ -118,9 +128,10 @@ def create_state(
       limit: [R] most tokens to emit, at least 1.
       scale: [R, K] temperatures of the rows' confidences; default: 1.
       outlook: for the policy `delayed`.
+      lazy: the drafter takes nothing in before it has to draft.
     """
-    target_cache, draft_cache = create_caches(models, limit.shape[0], length)
     rows = limit.shape[0]
+    target_cache, draft_cache = create_caches(models, rows, length)
     state = DecodeState(
         anchor=jnp.zeros(rows, jnp.int32),
         position=jnp.zeros(rows, jnp.int32),
@@ -132,6 +143,7 @@ def create_state(
         draft_cache=draft_cache,
         scale=scale,
         outlook=outlook,
+        backlog=create_backlog(models, rows, length) if lazy else None,
     )
     return pinned(models, state)
 
@@ -144,24 +156,23 @@ def create_caches(
     target = dense.create_cache(models.target_config, rows, length, dtype)
     if models.drafter_config is None:
         return target, ()
-    room = length + MOST_PLAIN_ROUNDS
+    room = length + STRETCH
     return target, dspark.create_cache(models.drafter_config, rows, room, dtype)
 
 
-def plain_rounds(rows: int) -> int:
-    """Rounds without drafts whose tokens the drafter takes in together.
-
-    Many at few rows, where it is the number of operations that costs; few at many rows, where
-    what is computed for rounds that did not come does.
-    """
-    return max(1, min(MOST_PLAIN_ROUNDS, 64 // rows))
+def create_backlog(models: Models, rows: int, length: int) -> Backlog:
+    """Nothing seen yet by rows of `length` positions."""
+    embed = models.target.embed
+    width = len(models.taps) * embed.shape[1]
+    features = jnp.zeros((rows, length + STRETCH, width), embed.dtype)
+    return Backlog(features, jnp.zeros(rows, jnp.int32))
 
 
 def pinned(models: Models, values: Any) -> Any:
     """Arrays between two programs in their places on the models' mesh, if they have one.
 
-    Caches are split by rows and key/value heads, where these can be split; all else is whole on
-    every device. A program finds its arrays where the one before has put them.
+    Caches are split by rows and key/value heads, where these can be split, a backlog by rows; all
+    else is whole on every device. A program finds its arrays where the one before has put them.
     """
     if models.mesh is None:
         return values
@@ -171,14 +182,19 @@ def pinned(models: Models, values: Any) -> Any:
 def places(mesh: Mesh, values: Any) -> Any:
     """The shardings of `pinned`."""
 
-    def place(x: KVCache | jax.Array) -> Any:
-        if not isinstance(x, KVCache):
-            return sharding.replicated(mesh)
-        axes = ("batch", "heads", None, None)
-        split = sharding.partition(x.k.shape, axes, mesh, sharding.DECODING)
-        return KVCache(*[NamedSharding(mesh, split)] * 2)
+    def split(x: jax.Array, *axes: str | None) -> NamedSharding:
+        return NamedSharding(mesh, sharding.partition(x.shape, axes, mesh, sharding.DECODING))
 
-    return jax.tree.map(place, values, is_leaf=lambda x: isinstance(x, KVCache))
+    def place(x: KVCache | Backlog | jax.Array) -> Any:
+        match x:
+            case KVCache():
+                return KVCache(*[split(x.k, "batch", "heads", None, None)] * 2)
+            case Backlog():
+                return Backlog(split(x.features, "batch", None, None), sharding.replicated(mesh))
+            case _:
+                return sharding.replicated(mesh)
+
+    return jax.tree.map(place, values, is_leaf=lambda x: isinstance(x, KVCache | Backlog))
 
 
 def cache_length(prompt: int, limit: int, block_size: int) -> int:
@@ -191,6 +207,11 @@ def block_size(models: Models, cfg: DecodeConfig) -> int:
     if cfg.policy == "none" or models.drafter_config is None:
         return 0
     return models.drafter_config.block_size
+
+
+def is_lazy(cfg: DecodeConfig) -> bool:
+    """Whether the drafter takes nothing in before it has to draft."""
+    return cfg.policy == "delayed"
 
 
 def plans_of(models: Models, cfg: DecodeConfig, rows: int) -> tuple[Plan, ...]:

@@ -19,7 +19,7 @@ from dspark_jax.io import calibration_file, cost_file, files
 from dspark_jax.io.calibration_file import Calibration
 from dspark_jax.plans import Plan
 from dspark_jax.request import Request
-from dspark_jax.state import DecodeConfig, Models, block_size, plans_of
+from dspark_jax.state import DecodeConfig, Models, block_size, is_lazy, plans_of
 from infer.models import devices_of
 from infer.settings import COSTED, Settings
 
@@ -34,7 +34,7 @@ def gather(settings: Settings, pair: Pair, shape: BatchShape, cfg: DecodeConfig)
         table = read_costs(settings, settings.cost_table, shape, cfg, pair.models)
     if settings.calibration is not None:
         scale = read_scale(settings.calibration, *settings.folders, pair.models)
-    require_memory(pair.models, shape)
+    require_memory(pair.models, shape, lazy=is_lazy(cfg))
     if table is None and cfg.policy in COSTED:
         print("measuring the cost of a round; infer.profile does that once", file=sys.stderr)
         choices = plans_of(pair.models, cfg, shape.rows)
@@ -70,15 +70,18 @@ def progress(items: Sequence[Plan]) -> Iterable[Plan]:
     return tqdm(items, unit="kind of round", disable=None)
 
 
-def require_memory(models: Models, shape: BatchShape, shorter: str = "--max-new-tokens") -> None:
+def require_memory(
+    models: Models, shape: BatchShape, shorter: str = "--max-new-tokens", *, lazy: bool
+) -> None:
     """Says what a slot takes.
 
     Args:
       shorter: the option that makes the rows shorter.
+      lazy: as `state.is_lazy` says.
     Raises:
       InputError: all of them do not fit into the memory that is free.
     """
-    each = batching.bytes_per_row(models, shape)
+    each = batching.bytes_per_row(models, shape, lazy=lazy)
     needed = each * (shape.rows + 1)  # a newcomer is read beside the rows
     print(
         f"{shape.rows} slots of {shape.length} positions, {megabytes(each)} each", file=sys.stderr

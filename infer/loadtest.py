@@ -164,7 +164,7 @@ def run(settings: Settings) -> None:
     if settings.calibration is not None:
         scale = facts.read_scale(settings.calibration, target, draft, pair.models)
     shape = batching.plan(pair.models, asked, max(settings.concurrencies))
-    facts.require_memory(pair.models, shape, "--max-new-tokens")
+    facts.require_memory(pair.models, shape, lazy="delayed" in settings.policies)
 
     results: list[Result] = []
     ratios: list[Ratio] = []

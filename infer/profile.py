@@ -94,7 +94,9 @@ def run(settings: Settings) -> None:
             f"--context {settings.context}: with the rounds behind it {length} positions, the"
             f" target holds {most}"
         )
-    facts.require_memory(pair.models, BatchShape(settings.slots, length, 16), "--context")
+    facts.require_memory(
+        pair.models, BatchShape(settings.slots, length, 16), "--context", lazy=True
+    )
     table = costs.measure(
         pair.models,
         cfg,

@@ -12,7 +12,7 @@ import pytest
 
 from dspark_jax import params
 from dspark_jax.config import HEADS, InputError
-from dspark_jax.decode import decode_rounds
+from dspark_jax.decode import catch_up, decode_rounds
 from dspark_jax.drafters import dspark
 from dspark_jax.io import hf
 from dspark_jax.plans import Plan
@@ -68,6 +68,7 @@ def run(
     calls=1,
     stale=0.0,
     plan=None,
+    lazy=False,
 ):
     """Decodes `prompts` in one batch; the log has room for `rounds` rounds a call.
 
@@ -84,6 +85,7 @@ def run(
         sampling=rows_of(count) if sampling is None else sampling,
         key=jax.random.split(jax.random.key(0), count) if keys is None else keys,
         limit=np.broadcast_to(limits, count),
+        lazy=lazy,
     )
     caches = (state.target_cache, state.draft_cache)
     caches = jax.tree.map(lambda x: x + stale, caches)
@@ -400,19 +402,32 @@ def assert_same_caches(mine, anew, held):
             np.testing.assert_allclose(x, y, atol=2e-4 * float(jnp.abs(y).max()))
 
 
-def test_rounds_without_drafts_leave_the_caches_of_a_fresh_prefill(tiny_pair, plain):
-    """Whole groups of rounds or not, and whether a row ends within one."""
+def test_a_drafter_that_catches_up_has_the_caches_of_a_fresh_prefill(tiny_pair, plain):
+    """Prompts and rounds that it has put off, by more than one stretch and by less."""
     models, limits = tiny_pair("vanilla"), [LIMIT, 6, 18]
     cfg = dataclasses.replace(FIXED, policy="delayed")
     out = run(
-        models, PROMPTS[:3], cfg, limits=limits, rounds=10, calls=3, plan=Plan(0, 3), stale=1e9
+        models,
+        PROMPTS[:3],
+        cfg,
+        limits=limits,
+        rounds=10,
+        calls=3,
+        plan=Plan(0, 3),
+        stale=1e9,
+        lazy=True,
     )
     assert out.tokens == [plain[0][:31], plain[1][:6], plain[2][:18]]
     held = [int(n) for n in out.state.position]
     assert held == [16 + 30, 1 + 4, 9 + 16]
     texts = [p + t for p, t in zip(PROMPTS, out.tokens, strict=False)]
     fresh = run(models, [t[:n] for t, n in zip(texts, held, strict=True)], FIXED, limits=1)
-    assert_same_caches(out.state, fresh.state, held)
+    assert not out.state.backlog.taken.any()
+    state = catch_up(models, out.state.replace(active=jnp.array([True, True, False])))
+    assert state.backlog.taken.tolist() == [held[0], held[1], 0]  # idle rows are left alone
+    state = catch_up(models, state.replace(active=jnp.ones(3, bool)))
+    assert state.backlog.taken.tolist() == held
+    assert_same_caches(state, fresh.state, held)
 
 
 def test_three_hundred_rounds_leave_the_caches_of_a_fresh_prefill(long_run):
