@@ -25,7 +25,7 @@ MOST_PATIENCE = 1024
 """It doubles whenever that was in vain, up to this."""
 PRIOR = 0.7
 """Confidence in drafts of which nothing is known."""
-PERIOD = 8
+PERIOD = 16
 """Rounds between two looks at all plans: a look costs about as much as a layer of a small model.
 For as long after a change of plan there is one every round, since a change may rest on little."""
 MARGIN = 1.03

@@ -67,7 +67,7 @@ def test_read(known, capsys):
     settings, pair, shape, cfg, costs, _ = known
     found = facts.gather(settings, pair, shape, cfg)
     assert found.costs == costs.table
-    each = facts.megabytes(batching.bytes_per_row(pair.models, shape, lazy=False))
+    each = facts.megabytes(batching.bytes_per_row(pair.models, shape, lazy=True))
     kinds = len(plans_of(pair.models, cfg, shape.rows))
     assert capsys.readouterr().err.splitlines() == [
         f"2 slots of {shape.length} positions, {each} each",
@@ -160,7 +160,7 @@ def test_a_calibration_of_something_else_is_refused(known):
 def test_rows_that_do_not_fit_are_refused(known, monkeypatch):
     """A newcomer's row is beside those of the slots."""
     settings, pair, shape, cfg, *_ = known
-    needed = (SLOTS + 1) * batching.bytes_per_row(pair.models, shape, lazy=False)
+    needed = (SLOTS + 1) * batching.bytes_per_row(pair.models, shape, lazy=True)
     for free in (needed, None):
         monkeypatch.setattr(facts, "free_bytes", lambda free=free: free)
         facts.gather(settings, pair, shape, cfg)
