@@ -119,12 +119,7 @@ def main(args: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     settings = cli.parse(Settings, args, prog="infer.calibrate", description=__doc__ or "")
     settings.check()
-    try:
-        run(settings)
-    except KeyboardInterrupt:
-        print("interrupted; nothing was written", file=sys.stderr)
-        return 130
-    return 0
+    return cli.until_interrupted(lambda: run(settings), lambda: "nothing was written")
 
 
 def run(settings: Settings) -> None:

@@ -119,12 +119,9 @@ def main(args: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     settings = cli.parse(Settings, args, prog="infer.evaluate", description=__doc__ or "")
     settings.check()
-    try:
-        run(settings)
-    except KeyboardInterrupt:
-        print("interrupted; what was not measured to its end is lost", file=sys.stderr)
-        return 130
-    return 0
+    return cli.until_interrupted(
+        lambda: run(settings), lambda: "what was not measured to its end is lost"
+    )
 
 
 def run(settings: Settings) -> None:

@@ -35,17 +35,13 @@ def main(args: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     settings = cli.parse(Settings, args, prog="infer.generate", description=__doc__ or "")
     settings.check()
-    try:
-        with cli.terminated_like_interrupted():
-            if settings.prompts is None or settings.output is None:
-                show(settings)
-            else:
-                decode_file(settings, settings.prompts, settings.output)
-    except KeyboardInterrupt:
-        again = "; the same command goes on behind the results that are there"
-        print(f"interrupted{again if settings.output else ''}", file=sys.stderr)
-        return 130
-    return 0
+    if settings.prompts is None or settings.output is None:
+        return cli.until_interrupted(lambda: show(settings), lambda: "nothing was written")
+    source, output = settings.prompts, settings.output
+    return cli.until_interrupted(
+        lambda: decode_file(settings, source, output),
+        lambda: "the same command goes on behind the results that are there",
+    )
 
 
 def decode_file(settings: Settings, source: Path, output: Path) -> None:

@@ -141,15 +141,10 @@ def main(args: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     settings = cli.parse(Settings, args, prog="infer.loadtest", description=__doc__ or "")
     settings.check()
-    try:
-        with cli.terminated_like_interrupted():
-            run(settings)
-    except KeyboardInterrupt:
-        kept = f"whole concurrencies are in {settings.output}"
-        left = kept if settings.output.exists() else "nothing was written"
-        print(f"interrupted; {left}", file=sys.stderr)
-        return 130
-    return 0
+    kept = f"whole concurrencies are in {settings.output}"
+    return cli.until_interrupted(
+        lambda: run(settings), lambda: kept if settings.output.exists() else "nothing was written"
+    )
 
 
 def run(settings: Settings) -> None:

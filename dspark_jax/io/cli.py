@@ -98,6 +98,21 @@ def run(main: Callable[[], int]) -> int:
     return code
 
 
+def until_interrupted(command: Callable[[], None], left: Callable[[], str]) -> int:
+    """Exit code of a command: 0, or 130 where SIGINT or SIGTERM ended it.
+
+    Args:
+      left: says in a few words what there is of it then.
+    """
+    try:
+        with terminated_like_interrupted():
+            command()
+    except KeyboardInterrupt:
+        print(f"interrupted; {left()}", file=sys.stderr)
+        return 130
+    return 0
+
+
 @contextlib.contextmanager
 def terminated_like_interrupted() -> Generator[None, None, None]:
     """SIGTERM raises `KeyboardInterrupt`, as SIGINT does."""
