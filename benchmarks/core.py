@@ -27,7 +27,7 @@ import numpy as np
 import tyro
 
 from dspark_jax import batching, generation, sharding
-from dspark_jax.config import DrafterConfig, InputError
+from dspark_jax.config import DraftingConfig, InputError
 from dspark_jax.generation import EMBEDDED
 from dspark_jax.losses import LossConfig
 from dspark_jax.request import Request
@@ -78,7 +78,7 @@ def held_out_tokens(pair: generation.Pair) -> np.ndarray:
     return np.array(pair.tokenizer.encode("\n".join(texts)), np.int32)
 
 
-def drafter_config(pair: generation.Pair) -> DrafterConfig:
+def drafter_config(pair: generation.Pair) -> DraftingConfig:
     config = pair.models.drafter_config
     if config is None:
         raise InputError("no drafter: expected --draft")

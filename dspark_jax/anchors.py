@@ -19,6 +19,7 @@ def sample_anchors(
     segments: jax.Array | None = None,
     *,
     documents: int = 1,
+    least: int = 0,
 ) -> tuple[jax.Array, jax.Array]:
     """Draws anchors uniformly, without replacement, from each document (paper, section 3).
 
@@ -32,6 +33,7 @@ def sample_anchors(
       num_anchors: of each document at most; may exceed S.
       segments: [B, S] documents of the rows; None: a row is one.
       documents: of a row, that there is room for all anchors of; more share the room evenly.
+      least: positions between the start of a document and its first anchor.
     Returns:
       (positions [B, A] int32, valid [B, A] bool, False for dummies), A = num_anchors * documents.
     """
@@ -41,6 +43,8 @@ def sample_anchors(
         segments = jnp.zeros((batch, length), jnp.int32)
     next_inside = inside[:, 1:] & (segments[:, 1:] == segments[:, :-1])
     possible = inside & jnp.pad(next_inside, ((0, 0), (0, 1)))
+    if least:
+        possible = possible & (document_positions(length, segments) >= least)
     scores = jnp.where(possible, jax.random.uniform(key, (batch, length)), -1.0)
     # Sorted by document, then by score: a document stays where it is, and the places in it are
     # the ranks of its scores.

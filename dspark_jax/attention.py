@@ -41,13 +41,14 @@ def causal_attention(
     return out.reshape(b, g, m, s, h).transpose(0, 3, 1, 2, 4)
 
 
-def cached_attention(q: jax.Array, cache: KVCache, limit: jax.Array) -> jax.Array:
-    """Query t of row r attends to cache positions below limit[r, t].
+def cached_attention(q: jax.Array, cache: KVCache, limit: jax.Array, first: int = 0) -> jax.Array:
+    """Query t of row r attends to cache positions first .. limit[r, t] - 1.
 
     Args:
       q: [R, T, G, M, H].
       cache: the keys and values, those of the queries themselves included.
-      limit: [R, T] number of visible positions, at least 1.
+      limit: [R, T] where the visible positions end, above `first`.
+      first: where they begin.
     Returns:
       [R, T, G, M, H].
     """
@@ -55,6 +56,8 @@ def cached_attention(q: jax.Array, cache: KVCache, limit: jax.Array) -> jax.Arra
     q = q.transpose(0, 2, 3, 1, 4).reshape(r, g, m * t, h)
     scores = jnp.einsum("rgqh,rgsh->rgqs", q, cache.k, preferred_element_type=_wide(q))
     visible = jnp.arange(cache.length) < jnp.tile(limit, (1, m))[:, None, :, None]
+    if first:
+        visible = visible & (jnp.arange(cache.length) >= first)
     scores = jnp.where(visible, scores * h**-0.5, -jnp.inf)
     weights = jnp.exp(scores - scores.max(-1, keepdims=True))
     # Divided after the product: H numbers a query, where the weights are S.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 HEADS = ("none", "vanilla", "gated", "rnn")
 HeadKind = Literal["none", "vanilla", "gated", "rnn"]
@@ -100,21 +100,17 @@ class TargetConfig(TransformerConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DrafterConfig(TransformerConfig):
-    """A DSpark drafter; with `head="none"` and no confidence head it is DFlash.
+class DraftingConfig(TransformerConfig):
+    """What drafters of every kind have: how much they draft, and what of the target they see.
 
     `target_layer_ids` are 0-based decoder layers of the target, -1 being the embedding output.
     The last layer is not allowed: reference checkpoints cannot tap it before the final norm.
     """
 
     block_size: int
-    mask_token_id: int
     target_layer_ids: tuple[int, ...]
     num_target_layers: int
-    head: HeadKind = "vanilla"
-    markov_rank: int = 256
     confidence_head: bool = True
-    confidence_with_markov: bool = True
     num_anchors: int = 512
 
     def __post_init__(self):
@@ -122,10 +118,8 @@ class DrafterConfig(TransformerConfig):
         for name in ("block_size", "num_anchors"):
             value = getattr(self, name)
             require(value >= 1, f"{name}={value}: expected a whole number above 0")
-        require(
-            0 <= self.mask_token_id < self.vocab_size,
-            f"mask_token_id={self.mask_token_id}: expected an id in 0..{self.vocab_size - 1}",
-        )
+
+    def _check_taps(self) -> None:
         last = self.num_target_layers - 1
         ids = self.target_layer_ids
         require(len(ids) > 0, "target_layer_ids is empty: expected at least one layer to tap")
@@ -134,20 +128,24 @@ class DrafterConfig(TransformerConfig):
             f"target_layer_ids={list(ids)}: expected different layers in -1..{last - 1}"
             f" (the last layer, {last}, cannot be tapped)",
         )
-        require(self.head in HEADS, f"head={self.head!r}: expected one of {', '.join(HEADS)}")
-        require(
-            (self.markov_rank > 0) == (self.head != "none"),
-            f"markov_rank={self.markov_rank} with head={self.head!r}: expected rank 0 exactly when"
-            " there is no sequential head",
-        )
-        require(
-            self.markov_rank > 0 or not (self.confidence_head and self.confidence_with_markov),
-            "markov_rank=0 with a confidence head that reads the Markov embedding: expected"
-            " markov_rank > 0 or confidence_with_markov=false",
-        )
+
+    @property
+    def confidence_width(self) -> int:
+        """Inputs of the confidence head."""
+        return self.hidden_size
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether its context is made of tokens too, each beside the state of the one before."""
+        return False
+
+    @property
+    def least_context(self) -> int:
+        """Positions that must lie between the start of a document and an anchor in it."""
+        return 1 if self.reads_tokens else 0
 
     @classmethod
-    def for_target(cls, target: TargetConfig, **settings) -> DrafterConfig:
+    def for_target(cls, target: TargetConfig, **settings) -> Self:
         """A drafter with the target's widths, heads and RoPE; `settings` are the other fields."""
         fields: dict[str, Any] = {"num_target_layers": target.num_layers}
         for field in dataclasses.fields(TransformerConfig):
@@ -167,3 +165,91 @@ class DrafterConfig(TransformerConfig):
                 f"the drafter does not fit the target: {what} is {mine} in the drafter and"
                 f" {theirs} in the target",
             )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DrafterConfig(DraftingConfig):
+    """A DSpark drafter; with `head="none"` and no confidence head it is DFlash."""
+
+    mask_token_id: int
+    head: HeadKind = "vanilla"
+    markov_rank: int = 256
+    confidence_with_markov: bool = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        require(
+            0 <= self.mask_token_id < self.vocab_size,
+            f"mask_token_id={self.mask_token_id}: expected an id in 0..{self.vocab_size - 1}",
+        )
+        self._check_taps()
+        require(self.head in HEADS, f"head={self.head!r}: expected one of {', '.join(HEADS)}")
+        require(
+            (self.markov_rank > 0) == (self.head != "none"),
+            f"markov_rank={self.markov_rank} with head={self.head!r}: expected rank 0 exactly when"
+            " there is no sequential head",
+        )
+        require(
+            self.markov_rank > 0 or not (self.confidence_head and self.confidence_with_markov),
+            "markov_rank=0 with a confidence head that reads the Markov embedding: expected"
+            " markov_rank > 0 or confidence_with_markov=false",
+        )
+
+    @property
+    def confidence_width(self) -> int:
+        return self.hidden_size + (self.markov_rank if self.confidence_with_markov else 0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecurrentConfig(DraftingConfig):
+    """A drafter of one layer that makes a token at a time: Eagle3 or MTP-1."""
+
+    confidence_head: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        require(self.num_layers == 1, f"num_layers={self.num_layers}: expected 1, the only layer")
+
+    @property
+    def reads_tokens(self) -> bool:
+        return True
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Eagle3Config(RecurrentConfig):
+    """An Eagle3 drafter; `block_size` is the number of steps that it was trained to take.
+
+    `step_loss_decay` is what each step weighed in training, as a part of the one before.
+    """
+
+    step_loss_decay: float = 0.8
+
+    def __post_init__(self):
+        super().__post_init__()
+        self._check_taps()
+        require(
+            0 < self.step_loss_decay <= 1,
+            f"step_loss_decay={self.step_loss_decay}: expected a number above 0, at most 1",
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MtpConfig(RecurrentConfig):
+    """A multi-token prediction block as in DeepSeek-V3, used for one draft a round.
+
+    It taps no layer: it reads the target's state behind the final norm. `qk_norm` says whether the
+    target's blocks, which its own is like, normalise queries and keys.
+    """
+
+    block_size: int = 1
+    target_layer_ids: tuple[int, ...] = ()
+    qk_norm: bool = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        require(self.block_size == 1, f"block_size={self.block_size}: MTP-1 drafts 1 token a round")
+        require(
+            not self.target_layer_ids,
+            f"target_layer_ids={list(self.target_layer_ids)}: expected none, MTP-1 reads the"
+            " target's last state",
+        )

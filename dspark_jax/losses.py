@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
 from dspark_jax.anchors import Slots, slot_labels
-from dspark_jax.config import DrafterConfig, require
-from dspark_jax.drafters import confidence, dspark, heads
-from dspark_jax.drafters.dspark import Drafter, KeyValue
+from dspark_jax.config import DraftingConfig, require
+from dspark_jax.drafters.kinds import AnyDrafter, kind_of
 from dspark_jax.layers import rope_angles
 from dspark_jax.segments import document_positions, document_starts
 from dspark_jax.targets import dense
@@ -40,6 +40,8 @@ class LossConfig:
     """Weight of the confidence head's binary cross-entropy."""
     loss_decay: float = 4.0
     """Slot k weighs exp(-(k-1)/loss_decay)."""
+    soft_targets: bool = False
+    """Cross-entropy with the target's distribution in place of the text."""
 
     def __post_init__(self):
         weights = (self.ce_weight, self.tv_weight, self.confidence_weight)
@@ -98,7 +100,7 @@ def add(a: Sums, b: Sums) -> Sums:
 
 
 def drafter_loss(
-    params: Drafter,
+    params: AnyDrafter,
     target: Target,
     features: jax.Array,
     final_hidden: jax.Array,
@@ -108,7 +110,7 @@ def drafter_loss(
     valid: jax.Array,
     segments: jax.Array | None = None,
     *,
-    cfg: DrafterConfig,
+    cfg: DraftingConfig,
     loss: LossConfig,
     chunk: int,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -121,7 +123,7 @@ def drafter_loss(
 
 
 def drafter_sums(
-    params: Drafter,
+    params: AnyDrafter,
     target: Target,
     features: jax.Array,
     final_hidden: jax.Array,
@@ -131,7 +133,7 @@ def drafter_sums(
     valid: jax.Array,
     segments: jax.Array | None = None,
     *,
-    cfg: DrafterConfig,
+    cfg: DraftingConfig,
     loss: LossConfig,
     chunk: int,
 ) -> Sums:
@@ -141,8 +143,8 @@ def drafter_sums(
       params: float32 masters; the pass runs in the dtype of `features`, gradients add up in
         float32.
       target: whose embedding and LM head are used.
-      features: [B, S, L * D] tapped states of the target. Rows at or after the last anchor are not
-        used, whatever they hold.
+      features: [B, S, F] what the drafter sees of the target (`Hidden.seen`). Rows at or after the
+        last anchor are not used, whatever they hold.
       final_hidden: [B, S, D] its states after the final norm. Rows that no counted slot needs are
         not used, whatever they hold.
       tokens, loss_mask: [B, S].
@@ -158,12 +160,12 @@ def drafter_sums(
     with jax.named_scope("context"):
         low = _cast(params, dtype)
         angles = rope_angles(document_positions(length, segments), cfg.rope, cfg.head_dim)
-        context = dspark.context_key_values(low, dspark.context_weights(low), features, angles, cfg)
+        context = kind_of(cfg).training_context(low, target, features, tokens, angles, cfg=cfg)
         context = _cast(context, jnp.promote_types(dtype, jnp.float32))
 
     starts = None if segments is None else document_starts(segments)
 
-    def of_chunk(params: Drafter, context: list[KeyValue], positions, valid) -> Sums:
+    def of_chunk(params: AnyDrafter, context: Any, positions, valid) -> Sums:
         slots = slot_labels(tokens, loss_mask, positions, valid, cfg.block_size, segments)
         first = None if starts is None else jnp.take_along_axis(starts, positions, axis=1)
         outputs = block_outputs(
@@ -181,7 +183,7 @@ def drafter_sums(
         for x in (positions, valid)
     )
 
-    def unless_empty(params: Drafter, context: list[KeyValue], positions, valid) -> Sums:
+    def unless_empty(params: AnyDrafter, context: Any, positions, valid) -> Sums:
         nothing = Sums.zeros(cfg.block_size)
         return jax.lax.cond(
             valid.any(), of_chunk, lambda *_: nothing, params, context, positions, valid
@@ -209,28 +211,23 @@ class Outputs:
 
 
 def block_outputs(
-    params: Drafter,
+    params: AnyDrafter,
     target: Target,
     final_hidden: jax.Array,
     slots: Slots,
     positions: jax.Array,
     first: jax.Array | None,
-    context: list[KeyValue],
-    cfg: DrafterConfig,
+    context: Any,
+    cfg: DraftingConfig,
 ) -> Outputs:
     """Runs the drafter on blocks at `positions` [B, A], with the true tokens before each slot.
 
     `first` [B, A] is where their documents begin; None: a row is one document.
     """
     with jax.named_scope("draft"):
-        anchor = slots.previous[..., 0]
-        hidden = dspark.training_hidden(params, target, anchor, positions, context, first, cfg=cfg)
-        draft = dense.logits(target, hidden)
-        if params.head is not None:
-            draft = draft + heads.teacher_forced(params.head, hidden, slots.previous)
-        certain = None
-        if params.confidence is not None:
-            certain = confidence.logits(params.confidence, params.head, hidden, slots.previous)
+        draft, certain = kind_of(cfg).training_logits(
+            params, target, slots.previous, positions, context, first, cfg=cfg
+        )
     with jax.named_scope("teacher"):
         # Slot k predicts token a + k, which the target predicts at position a + k - 1.
         batch, length, width = final_hidden.shape
@@ -253,13 +250,17 @@ def slot_sums(outputs: Outputs, slots: Slots, loss: LossConfig) -> Sums:
         decay = jnp.exp(-jnp.arange(counted.shape[-1]) / loss.loss_decay)
         weight = jnp.where(counted, decay.astype(draft.dtype), 0)
 
-        label = jax.lax.broadcasted_iota(jnp.int32, draft.shape, draft.ndim - 1)
         total = jax.nn.logsumexp(draft, axis=-1)
-        named = jnp.where(label == slots.labels[..., None], draft, 0).sum(-1)
-        ce = total - named
+        p_target = jax.nn.softmax(teacher, axis=-1)
+        if loss.soft_targets:
+            wanted = (p_target * draft).sum(-1)
+        else:
+            label = jax.lax.broadcasted_iota(jnp.int32, draft.shape, draft.ndim - 1)
+            wanted = jnp.where(label == slots.labels[..., None], draft, 0).sum(-1)
+        ce = total - wanted
         log_p = draft - total[..., None]
         p_draft = jnp.exp(log_p if loss.tv_weight else jax.lax.stop_gradient(log_p))
-        tv = jnp.abs(p_draft - jax.nn.softmax(teacher, axis=-1)).sum(-1)
+        tv = jnp.abs(p_draft - p_target).sum(-1)
         acceptance = jax.lax.stop_gradient(jnp.clip(1 - tv / 2, 0, 1))
 
         if outputs.confidence is None:
@@ -303,7 +304,7 @@ def _mean(total: jax.Array, count: jax.Array) -> jax.Array:
     return total / jnp.where(count > 0, count, 1)
 
 
-def metrics(sums: Sums, cfg: DrafterConfig, loss: LossConfig) -> dict[str, jax.Array]:
+def metrics(sums: Sums, cfg: DraftingConfig, loss: LossConfig) -> dict[str, jax.Array]:
     """Means by name: losses, expected accepted length, acceptance by slot, confidence errors.
 
     `survival_k` is prod_{i<=k} c*_i over blocks that count whole, and `expected_accepted_length`

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from dspark_jax import plans, rounds, verify
+from dspark_jax.drafters.kinds import Memory
 from dspark_jax.flat import pack
 from dspark_jax.kv_cache import KVCache
 from dspark_jax.rounds import Seen
@@ -36,7 +37,7 @@ class Reading:
     """N prompts of which some chunks have been read."""
 
     target_cache: tuple[KVCache, ...]
-    draft_cache: tuple[KVCache, ...]
+    draft_cache: Memory
     last: jax.Array  # [N, D] final hidden state of each last token, once it has been read
     backlog: Backlog | None = None
 
@@ -175,12 +176,15 @@ def _read(models: Models, reading: Reading, tokens, lengths, start, stop, chunk:
     def one_chunk(i, reading: Reading) -> Reading:
         begin = jnp.full(rows, i * chunk, jnp.int32)
         piece = jax.lax.dynamic_slice(tokens, (0, i * chunk), (rows, chunk))
-        flat = pack(piece, jnp.clip(lengths - begin, 0, chunk), begin, rows * chunk)
+        counts = jnp.clip(lengths - begin, 0, chunk)
+        flat = pack(piece, counts, begin, rows * chunk)
         hidden, target_cache = rounds.target_pass(models, constants, flat, reading.target_cache)
         draft_cache, backlog = reading.draft_cache, reading.backlog
-        seen = Seen(flat, hidden.features)
+        seen = Seen(flat, hidden.seen)
         if backlog is None:
-            draft_cache = rounds.append_context(models, constants, seen, draft_cache)
+            draft_cache = rounds.append_context(
+                models, constants, seen, begin + counts, draft_cache
+            )
         else:
             backlog = rounds.put_off(backlog, seen)
         place = lengths - 1 - begin

@@ -14,14 +14,13 @@ import jax.numpy as jnp
 from flax import struct
 
 from dspark_jax import plans, scheduler, sharding, verify
-from dspark_jax import sampling as sampling_
 from dspark_jax.config import TransformerConfig
-from dspark_jax.drafters import dspark
+from dspark_jax.drafters.kinds import Memory, kind_of
 from dspark_jax.flat import FlatTokens, pack
 from dspark_jax.kv_cache import KVCache
 from dspark_jax.layers import RopeAngles, rope_angles
 from dspark_jax.plans import Plan
-from dspark_jax.sampling import Draft, round_noise
+from dspark_jax.sampling import DRAFT, Draft, round_noise
 from dspark_jax.state import (
     STRETCH,
     Backlog,
@@ -67,7 +66,7 @@ def make_constants(models: Models, cache: tuple[KVCache, ...]) -> Constants:
     return Constants(
         angles(models.target_config),
         angles(models.drafter_config),
-        dspark.context_weights(models.drafter),
+        kind_of(models.drafter_config).context_weights(models.drafter),
     )
 
 
@@ -84,7 +83,7 @@ class Seen:
     """What a target pass saw, and the drafter has yet to take in."""
 
     flat: FlatTokens
-    features: jax.Array | None  # [C, L * D]
+    features: jax.Array  # [C, F], see `Hidden.seen`
 
 
 def decode_round(
@@ -161,7 +160,7 @@ def settle(
         places = jnp.minimum(flat.offset[:, None] + jnp.arange(size + 1), len(flat.tokens) - 1)
         logprobs = verify.logprobs(logits, committed, places)
     log = RoundLog(committed, emitted, verdict.accepted, lengths, z, logprobs)
-    return state, log, Seen(flat, hidden.features)
+    return state, log, Seen(flat, hidden.seen)
 
 
 def take_in(
@@ -175,7 +174,7 @@ def take_in(
     with jax.named_scope("context"):
         if backlog is not None and not drafting:
             return dataclasses.replace(state, backlog=put_off(backlog, seen))
-        cache = append_context(models, constants, seen, state.draft_cache)
+        cache = append_context(models, constants, seen, state.position, state.draft_cache)
     if backlog is not None:
         backlog = dataclasses.replace(backlog, taken=state.position)
     return dataclasses.replace(state, draft_cache=cache, backlog=backlog)
@@ -183,20 +182,22 @@ def take_in(
 
 def put_off(backlog: Backlog, seen: Seen) -> Backlog:
     """The drafter will take in later what the target saw."""
-    if seen.features is None:
-        return backlog
+    flat = seen.flat
     write = jax.vmap(jax.lax.dynamic_update_slice_in_dim, in_axes=(0, 0, 0, None))
-    features = write(backlog.features, seen.flat.to_rows(seen.features), seen.flat.start, 0)
-    return dataclasses.replace(backlog, features=features)
+    features = write(backlog.features, flat.to_rows(seen.features), flat.start, 0)
+    tokens = backlog.tokens
+    if tokens is not None:
+        tokens = write(tokens, flat.to_rows(flat.tokens), flat.start, 0)
+    return dataclasses.replace(backlog, features=features, tokens=tokens)
 
 
 def take_backlog(
     models: Models,
     constants: Constants,
-    cache: tuple[KVCache, ...],
+    cache: Memory,
     backlog: Backlog,
     held: jax.Array,
-) -> tuple[tuple[KVCache, ...], Backlog]:
+) -> tuple[Memory, Backlog]:
     """The drafter takes in what it has put off, so that its caches hold `held` [R] positions."""
     rows = held.shape[0]
     take = jax.vmap(lambda x, start: jax.lax.dynamic_slice_in_dim(x, start, STRETCH))
@@ -204,9 +205,13 @@ def take_backlog(
     def stretch(carry):
         cache, taken = carry
         counts = jnp.clip(held - taken, 0, STRETCH)
-        flat = pack(jnp.zeros((rows, STRETCH), jnp.int32), counts, taken, rows * STRETCH)
+        tokens = jnp.zeros((rows, STRETCH), jnp.int32)
+        if backlog.tokens is not None:
+            tokens = take(backlog.tokens, taken)
+        flat = pack(tokens, counts, taken, rows * STRETCH)
         features = take(backlog.features, taken).reshape(rows * STRETCH, -1)
-        return append_context(models, constants, Seen(flat, features), cache), taken + counts
+        seen, taken = Seen(flat, features), taken + counts
+        return append_context(models, constants, seen, taken, cache), taken
 
     cache, taken = jax.lax.while_loop(
         lambda carry: (carry[1] < held).any(), stretch, (cache, backlog.taken)
@@ -263,43 +268,48 @@ def _draft(
     noise: jax.Array | None,
     cfg: DecodeConfig,
     size: int,
-) -> tuple[Draft, tuple[KVCache, ...]]:
+) -> tuple[Draft, Memory]:
     table = constants.draft_angles
     if size == 0 or models.drafter is None or models.drafter_config is None:
         rows = state.anchor.shape[0]
         return Draft(jnp.zeros((rows, 0), jnp.int32), None, None), state.draft_cache
-    hidden, cache = dspark.draft_hidden(
+    draft, cache = kind_of(models.drafter_config).draft(
         models.drafter,
         models.target,
         state.anchor,
         state.position,
         state.draft_cache,
         table,
-        cfg=dataclasses.replace(models.drafter_config, block_size=size),
-    )
-    logits = dense.logits(models.target, hidden)
-    draft = sampling_.draft_block(
-        models.drafter,
-        logits if noise is None else pinned(models, logits),
-        hidden,
-        state.anchor,
         None if noise is None else state.sampling,
-        None if noise is None else noise[sampling_.DRAFT],
+        None if noise is None else noise[DRAFT],
+        cfg=dataclasses.replace(models.drafter_config, block_size=size),
         truncate=cfg.truncate,
+        mesh=models.mesh,
     )
     told = sharding.agreed((draft.tokens, draft.confidence_logits), models.mesh)
     return dataclasses.replace(draft, tokens=told[0], confidence_logits=told[1]), cache
 
 
 def append_context(
-    models: Models, constants: Constants, seen: Seen, cache: tuple[KVCache, ...]
-) -> tuple[KVCache, ...]:
-    """The drafter's caches with what the target saw, where there is a drafter."""
+    models: Models, constants: Constants, seen: Seen, position: jax.Array, cache: Memory
+) -> Memory:
+    """The drafter's caches with what the target saw, where there is a drafter.
+
+    `position` [R] is how many positions of each row count from now on.
+    """
     weights, table = constants.context_weights, constants.draft_angles
     if models.drafter is None or models.drafter_config is None or weights is None or table is None:
         return cache
-    return dspark.append_context(
-        models.drafter, weights, seen.features, seen.flat, cache, table, cfg=models.drafter_config
+    return kind_of(models.drafter_config).append_context(
+        models.drafter,
+        models.target,
+        weights,
+        seen.features,
+        seen.flat,
+        position,
+        cache,
+        table,
+        cfg=models.drafter_config,
     )
 
 

@@ -1,8 +1,8 @@
-"""From logits to tokens: warping, sampling, and semi-autoregressive drafting of a block.
+"""From logits to tokens: warping and sampling, of drafts and of the target's own tokens.
 
 A row is warped in the same way wherever it is sampled or verified, so that the distribution a token
 was drawn from is exactly the array that acceptance later divides by. Letters: R rows, K slots,
-V vocabulary, D width.
+V vocabulary.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from dspark_jax.drafters import confidence, heads
-from dspark_jax.drafters.dspark import Drafter
 from dspark_jax.layers import argmax
 
 
@@ -152,50 +150,17 @@ class Draft:
     confidence_logits: jax.Array | None  # [R, K] float32; None without a confidence head
 
 
-def draft_block(
-    params: Drafter,
-    logits: jax.Array,
-    hidden: jax.Array,
-    anchor: jax.Array,
-    sampling: Sampling | None = None,
-    noise: jax.Array | None = None,
-    *,
-    truncate: bool = True,
-) -> Draft:
-    """Samples x_1..x_K left to right: one scan over (token before, recurrent state).
+def choose(
+    scores: jax.Array, sampling: Sampling | None, noise: jax.Array | None, *, truncate: bool = True
+) -> tuple[jax.Array, jax.Array | None]:
+    """Tokens [R] and what they were drawn from [R, V]: no distribution where all are greedy.
 
     Args:
-      params: the drafter; its sequential head adds B_k to the base logits.
-      logits: U [R, K, V].
-      hidden: h [R, K, D].
-      anchor: x_0 [R].
-      sampling: settings of the rows; None drafts all of them greedily.
-      noise: [R, K] uniform, needed with `sampling`.
+      scores: [R, V].
+      sampling: settings of the rows; None: all are greedy.
+      noise: [R] uniform, needed with `sampling`.
     """
-    head = params.head
-    slots = head.prepare(hidden) if head is not None else hidden[..., :0]
-    wide = jnp.promote_types(logits.dtype, jnp.float32)
-
-    def step(carry, inputs):
-        previous, state = carry
-        base, slot, u = inputs
-        scores = base.astype(wide)
-        if head is not None:
-            state, code = head.step(state, previous, slot)
-            scores = scores + (code @ head.w2).astype(wide)
-        if sampling is None:
-            token, probs = argmax(scores), None
-        else:
-            probs = warp(scores, sampling, truncate=truncate)
-            token = sample(probs, u)
-        return (token, state), (token, probs)
-
-    by_slot = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (logits, slots, noise))
-    start = (anchor, heads.initial_state(head, hidden))
-    _, (tokens, probs) = jax.lax.scan(step, start, by_slot)
-    tokens = tokens.T
-    z = None
-    if params.confidence is not None:
-        previous = jnp.concatenate([anchor[:, None], tokens[:, :-1]], axis=1)
-        z = confidence.logits(params.confidence, head, hidden, previous)
-    return Draft(tokens, None if probs is None else jnp.moveaxis(probs, 0, 1), z)
+    if sampling is None or noise is None:
+        return argmax(scores), None
+    probs = warp(scores, sampling, truncate=truncate)
+    return sample(probs, noise), probs

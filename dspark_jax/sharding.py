@@ -174,3 +174,10 @@ def agreed(values: Any, mesh: Mesh | None) -> Any:
 def replicated(mesh: AnyMesh) -> NamedSharding:
     """Every device holds the whole."""
     return NamedSharding(mesh, PartitionSpec())
+
+
+def whole(values: Any, mesh: Mesh | None) -> Any:
+    """Values that every device of the mesh holds whole, as they are without a mesh."""
+    if mesh is None:
+        return values
+    return jax.lax.with_sharding_constraint(values, replicated(mesh))

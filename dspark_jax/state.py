@@ -14,9 +14,8 @@ from flax import struct
 from jax.sharding import Mesh, NamedSharding
 
 from dspark_jax import scheduler, sharding
-from dspark_jax.config import DrafterConfig, TargetConfig, require
-from dspark_jax.drafters import dspark
-from dspark_jax.drafters.dspark import Drafter
+from dspark_jax.config import DraftingConfig, TargetConfig, require
+from dspark_jax.drafters.kinds import AnyDrafter, Memory, kind_of
 from dspark_jax.kv_cache import KVCache
 from dspark_jax.plans import Outlook, Plan, ladder, whole
 from dspark_jax.sampling import Sampling
@@ -32,15 +31,20 @@ class Models:
     """The target and its drafter (None for plain decoding)."""
 
     target: Target
-    drafter: Drafter | None
+    drafter: AnyDrafter | None
     target_config: TargetConfig = struct.field(pytree_node=False)
-    drafter_config: DrafterConfig | None = struct.field(pytree_node=False)
+    drafter_config: DraftingConfig | None = struct.field(pytree_node=False)
     mesh: Mesh | None = struct.field(pytree_node=False, default=None)
     """The devices over which the models and the caches are split; None: one device."""
 
     @property
     def taps(self) -> tuple[int, ...]:
         return self.drafter_config.target_layer_ids if self.drafter_config else ()
+
+    @property
+    def features_width(self) -> int:
+        """Of what the drafter sees of a position; see `Hidden.seen`."""
+        return max(len(self.taps), 1) * self.target.embed.shape[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +91,8 @@ class DecodeConfig:
 class Backlog:
     """What the target saw and the drafter has not taken in, as there was nothing to draft."""
 
-    features: jax.Array  # [R, S, L * D] tapped hidden states by position
+    features: jax.Array  # [R, S, F] by position, see `Hidden.seen`
+    tokens: jax.Array | None  # [R, S] for drafters that read them
     taken: jax.Array  # [R] positions that the drafter's caches hold
 
 
@@ -102,7 +107,7 @@ class DecodeState:
     sampling: Sampling
     key: jax.Array  # [R] typed key of each row
     target_cache: tuple[KVCache, ...]
-    draft_cache: tuple[KVCache, ...]
+    draft_cache: Memory
     scale: jax.Array | None = None  # [R, K] by which confidence logits are divided: STS
     outlook: Outlook | None = None  # for `delayed`
     backlog: Backlog | None = None  # None: the drafter takes in at once what the target saw
@@ -148,24 +153,24 @@ def create_state(
     return pinned(models, state)
 
 
-def create_caches(
-    models: Models, rows: int, length: int
-) -> tuple[tuple[KVCache, ...], tuple[KVCache, ...]]:
+def create_caches(models: Models, rows: int, length: int) -> tuple[tuple[KVCache, ...], Memory]:
     """Empty caches of the target and of the drafter for rows of `length` positions."""
     dtype = models.target.embed.dtype
     target = dense.create_cache(models.target_config, rows, length, dtype)
     if models.drafter_config is None:
         return target, ()
-    room = length + STRETCH
-    return target, dspark.create_cache(models.drafter_config, rows, room, dtype)
+    cfg = models.drafter_config
+    return target, kind_of(cfg).create_cache(cfg, rows, length + STRETCH, dtype)
 
 
 def create_backlog(models: Models, rows: int, length: int) -> Backlog:
     """Nothing seen yet by rows of `length` positions."""
-    embed = models.target.embed
-    width = len(models.taps) * embed.shape[1]
-    features = jnp.zeros((rows, length + STRETCH, width), embed.dtype)
-    return Backlog(features, jnp.zeros(rows, jnp.int32))
+    room, cfg = length + STRETCH, models.drafter_config
+    features = jnp.zeros((rows, room, models.features_width), models.target.embed.dtype)
+    tokens = None
+    if cfg is not None and cfg.reads_tokens:
+        tokens = jnp.zeros((rows, room), jnp.int32)
+    return Backlog(features, tokens, jnp.zeros(rows, jnp.int32))
 
 
 def pinned(models: Models, values: Any) -> Any:
@@ -190,7 +195,9 @@ def places(mesh: Mesh, values: Any) -> Any:
             case KVCache():
                 return KVCache(*[split(x.k, "batch", "heads", None, None)] * 2)
             case Backlog():
-                return Backlog(split(x.features, "batch", None, None), sharding.replicated(mesh))
+                tokens = None if x.tokens is None else split(x.tokens, "batch", None)
+                features = split(x.features, "batch", None, None)
+                return Backlog(features, tokens, sharding.replicated(mesh))
             case _:
                 return sharding.replicated(mesh)
 

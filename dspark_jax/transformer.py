@@ -51,9 +51,24 @@ def block(
     `attend` maps q [..., G, M, H] and the tokens' own k, v [..., G, H] to [..., G, M, H]; what else
     is attended to, and what of it is seen, is the caller's affair.
     """
+    return residual_block(layer, x, rms_norm(x, layer.attn_norm, cfg.norm_eps), angles, cfg, attend)
+
+
+def residual_block(
+    layer: Layer,
+    x: jax.Array,
+    inputs: jax.Array,
+    angles: RopeAngles,
+    cfg: TransformerConfig,
+    attend: Attend,
+) -> jax.Array:
+    """A block whose queries, keys and values are made of `inputs`, whatever their width.
+
+    `block` makes them of its normalised residual x [..., D].
+    """
     m, eps = cfg.group_size, cfg.norm_eps
     with jax.named_scope("attention"):
-        qkv = jnp.einsum("...d,dgmh->...gmh", rms_norm(x, layer.attn_norm, eps), layer.qkv)
+        qkv = jnp.einsum("...d,dgmh->...gmh", inputs, layer.qkv)
         qk = qkv[..., : m + 1, :]
         if layer.q_norm is not None and layer.k_norm is not None:
             qk = rms_norm(qk, jnp.stack([layer.q_norm] * m + [layer.k_norm]), eps)

@@ -23,10 +23,16 @@ import numpy as np
 import tyro
 
 from dspark_jax import batching, generation
-from dspark_jax.config import DrafterConfig, TargetConfig, TransformerConfig, require
+from dspark_jax.config import (
+    DrafterConfig,
+    DraftingConfig,
+    TargetConfig,
+    TransformerConfig,
+    require,
+)
 from dspark_jax.generation import Pair
 from dspark_jax.io import cli, files
-from dspark_jax.io.model_config import DRAFTER, TARGETS
+from dspark_jax.io.model_config import DRAFTERS, TARGETS
 from dspark_jax.io.tensors import Tensors, open_tensors
 from dspark_jax.request import Request
 from dspark_jax.state import Models
@@ -96,15 +102,22 @@ def describe_target(cfg: TargetConfig) -> str:
     )
 
 
-def describe_drafter(cfg: DrafterConfig) -> str:
-    head = f"{cfg.head} head of rank {cfg.markov_rank}" if cfg.markov_rank else "no sequential head"
-    reads = "hidden state and Markov embedding" if cfg.confidence_with_markov else "hidden state"
-    confidence = f"confidence head on {reads}" if cfg.confidence_head else "no confidence head"
-    taps = ", ".join(map(str, cfg.target_layer_ids))
-    return (
-        f"{DRAFTER}, {_sizes(cfg)}, block of {cfg.block_size}, {head}, {confidence},"
-        f" taps target layers {taps} of {cfg.num_target_layers}, mask token {cfg.mask_token_id}"
-    )
+def describe_drafter(cfg: DraftingConfig) -> str:
+    parts = [DRAFTERS[type(cfg)], _sizes(cfg), f"block of {cfg.block_size}"]
+    reads = "hidden state"
+    if isinstance(cfg, DrafterConfig):
+        rank = cfg.markov_rank
+        parts.append(f"{cfg.head} head of rank {rank}" if rank else "no sequential head")
+        reads = "hidden state and Markov embedding" if cfg.confidence_with_markov else reads
+    parts.append(f"confidence head on {reads}" if cfg.confidence_head else "no confidence head")
+    if cfg.target_layer_ids:
+        taps = ", ".join(map(str, cfg.target_layer_ids))
+        parts.append(f"taps target layers {taps} of {cfg.num_target_layers}")
+    else:
+        parts.append(f"reads the last of {cfg.num_target_layers} target layers")
+    if isinstance(cfg, DrafterConfig):
+        parts.append(f"mask token {cfg.mask_token_id}")
+    return ", ".join(parts)
 
 
 def describe_memory(models: Models, dtype: str) -> str:

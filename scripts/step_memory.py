@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from dspark_jax import params, sharding
 from dspark_jax.config import TargetConfig
-from dspark_jax.drafters import dspark
+from dspark_jax.drafters.kinds import kind_of
 from dspark_jax.io import cli
 from dspark_jax.self_attention import AttentionKind
 from dspark_jax.sharding import AnyMesh
@@ -113,7 +113,10 @@ def main(args: Sequence[str]) -> int:
         devices, data_parallel=sizes[0], fsdp=sizes[1], tensor_parallel=sizes[2]
     )
     cfg = make_config(settings)
-    target, drafter = params.count(dense.specs(cfg.target)), params.count(dspark.specs(cfg.drafter))
+    target, drafter = (
+        params.count(dense.specs(cfg.target)),
+        params.count(kind_of(cfg.drafter).specs(cfg.drafter)),
+    )
     print(f"target: {target / 1e9:.2f} G parameters, {2 * target / 1e9:.1f} GB in bfloat16")
     print(f"drafter: {drafter / 1e9:.2f} G parameters, {12 * drafter / 1e9:.1f} GB with moments")
     print(f"a row: {step_flops(cfg, 1, LENGTH) / 1e12:.0f} T operations")

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from dspark_jax import generation, losses, sharding
-from dspark_jax.drafters.dspark import Drafter
+from dspark_jax.drafters.kinds import AnyDrafter
 from dspark_jax.generation import Pair
 from dspark_jax.io.tokenizer import Tokenizer
 from dspark_jax.losses import Sums
@@ -33,13 +33,13 @@ class HeldOut:
         self._cfg, self._mesh = cfg, mesh
         sums_of = make_sums(cfg, mesh)
 
-        def evaluate(params: Drafter, target: Target, batch: Batch, number: jax.Array) -> Sums:
+        def evaluate(params: AnyDrafter, target: Target, batch: Batch, number: jax.Array) -> Sums:
             key = jax.random.fold_in(jax.random.key(cfg.seed), number)
             return sums_of(params, target, batch, *draw_anchors(cfg, key, batch))
 
         self._sums: Callable[..., Sums] = jax.jit(evaluate, out_shardings=sharding.replicated(mesh))
 
-    def metrics(self, params: Drafter, target: Target) -> dict[str, float]:
+    def metrics(self, params: AnyDrafter, target: Target) -> dict[str, float]:
         """What `losses.metrics` says of them: accepted length by slot, calibration error, ..."""
         total = Sums.zeros(self._cfg.drafter.block_size)
         for number, batch in enumerate(self.batches):
@@ -67,7 +67,7 @@ def prompts(batches: Sequence[Batch], number: int) -> list[list[int]]:
 def decode(
     cfg: StepConfig,
     mesh: Mesh,
-    params: Drafter,
+    params: AnyDrafter,
     target: Target,
     tokenizer: Tokenizer,
     starts: Sequence[Sequence[int]],

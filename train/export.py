@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 
 from dspark_jax import params as parameters
 from dspark_jax.config import require
-from dspark_jax.drafters import dspark
+from dspark_jax.drafters.kinds import kind_of
 from dspark_jax.io import cli, hf
 from train.checkpoint import damage, load, newest_whole, steps
 from train.target import target_folder
@@ -57,11 +57,11 @@ def export(settings: ExportSettings) -> None:
     folder = settings.workdir / CHECKPOINTS
     step = _whole_step(folder, settings.step)
     target_config, target = hf.load_target(target_folder(run), dtype=jnp.dtype(run.compute.dtype))
-    cfg = run.drafter.config(target_config)
+    cfg = run.drafter_config(target_config)
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here),
-        parameters.abstract(dspark.specs(cfg)),
+        parameters.abstract(kind_of(cfg).specs(cfg)),
     )
     found, _ = load(folder, step, {"params": abstract})
     hf.save_drafter(

@@ -12,8 +12,8 @@ import jax
 from jax.sharding import Mesh
 
 from dspark_jax import self_attention, sharding
-from dspark_jax.config import DrafterConfig, TargetConfig, require
-from dspark_jax.drafters.dspark import Drafter
+from dspark_jax.config import DraftingConfig, TargetConfig, require
+from dspark_jax.drafters.kinds import AnyDrafter
 from dspark_jax.io import files, hf, model_config
 from train import hosts
 from train.checkpoint import Checkpoints, steps
@@ -35,7 +35,7 @@ def prepare(settings: Settings) -> Run:
     check_wandb(settings)
     folder = target_folder(settings)
     target_config = model_config.load_target_config(folder)
-    drafter_config = settings.drafter.config(target_config)
+    drafter_config = settings.drafter_config(target_config)
     mesh = make_mesh(settings)
     encoder = make_encoder(settings.data, folder, target_config)
     cfg = step_config(settings, target_config, drafter_config)
@@ -84,7 +84,7 @@ def batches_of(
     return make_batches(data, documents, encoder, seed=settings.seed, part=part, parts=parts)
 
 
-def initial_drafter(settings: Settings, cfg: DrafterConfig, mesh: Mesh) -> Drafter | None:
+def initial_drafter(settings: Settings, cfg: DraftingConfig, mesh: Mesh) -> AnyDrafter | None:
     """The drafter to go on training, as float32 masters; None when there is none.
 
     Raises:
@@ -95,10 +95,12 @@ def initial_drafter(settings: Settings, cfg: DrafterConfig, mesh: Mesh) -> Draft
         return None
     folder = files.resolve(name)
     there = model_config.load_drafter_config(folder)
+    theirs, ours = type(there).__name__, type(cfg).__name__
+    require(theirs == ours, f"{name}: it is a drafter of {theirs}; expected {ours}")
     for field in dataclasses.fields(cfg):
         theirs, ours = getattr(there, field.name), getattr(cfg, field.name)
         require(
-            theirs == ours or field.name == "num_anchors",
+            theirs == ours or field.name in ("num_anchors", "step_loss_decay"),
             f"{name}: {field.name} is {theirs} in the drafter and {ours} by the settings and the"
             " target; expected the same",
         )
@@ -130,7 +132,7 @@ def make_mesh(settings: Settings) -> Mesh:
     return mesh
 
 
-def step_config(settings: Settings, target: TargetConfig, drafter: DrafterConfig) -> StepConfig:
+def step_config(settings: Settings, target: TargetConfig, drafter: DraftingConfig) -> StepConfig:
     """What of the settings is compiled into a step."""
     return StepConfig(
         target=target,

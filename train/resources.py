@@ -9,8 +9,10 @@ from typing import Any
 
 import jax
 
-from dspark_jax.config import TransformerConfig
-from dspark_jax.drafters import dspark
+from dspark_jax.config import DraftingConfig, TransformerConfig
+from dspark_jax.drafters.dspark import Drafter
+from dspark_jax.drafters.kinds import kind_of
+from dspark_jax.drafters.recurrent import Eagle3
 from dspark_jax.targets import dense
 from train.step import StepConfig
 
@@ -68,16 +70,32 @@ def step_flops(cfg: StepConfig, batch: int, length: int) -> float:
         + causal * target.num_layers * _attended(target)
         + slots * width * vocab
     )
-    specs = dspark.specs(drafter)
-    keys_values = 2 * width * drafter.num_kv_heads * drafter.head_dim * drafter.num_layers
     seen = document / 2 + block
-    sequential = 0 if specs.head is None else _matrices(specs.head) - vocab * drafter.markov_rank
+    projection, context, slot = _drafter_products(drafter)
     trained = (
-        length * (2 * _matrices(specs.fc) + 3 * keys_values)
-        + slots * 3 * (_matrices(specs.layers) + seen * drafter.num_layers * _attended(drafter))
-        + slots * (2 * width * vocab + 3 * sequential)
+        length * (2 * projection + 3 * context)
+        + slots * 3 * (slot + seen * drafter.num_layers * _attended(drafter))
+        + slots * 2 * width * vocab
     )
     return 2.0 * batch * (frozen + trained)
+
+
+def _drafter_products(cfg: DraftingConfig) -> tuple[int, int, int]:
+    """Multiplications of a drafter's matrices: with the target's states and with what is made of
+    them, a token, and a slot; without LM head and scores."""
+    specs = kind_of(cfg).specs(cfg)
+    keys_values = 2 * cfg.hidden_size * cfg.num_kv_heads * cfg.head_dim * cfg.num_layers
+    match specs:
+        case Drafter():
+            head = 0
+            if specs.head is not None:
+                head = _matrices(specs.head) - math.prod(specs.head.w1.shape)  # a look-up
+            return _matrices(specs.fc), keys_values, _matrices(specs.layers) + head
+        case Eagle3():
+            return _matrices(specs.fc), 2 * keys_values, _matrices(specs.layer)
+        case _:
+            join = _matrices(specs.join)
+            return 0, join + keys_values, join + _matrices(specs.layer)
 
 
 def _matrices(specs: Any) -> int:

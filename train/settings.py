@@ -6,10 +6,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Literal
 
-from dspark_jax.config import DrafterConfig, HeadKind, TargetConfig, require
+from dspark_jax.config import (
+    DrafterConfig,
+    DraftingConfig,
+    Eagle3Config,
+    HeadKind,
+    MtpConfig,
+    TargetConfig,
+    require,
+)
 from dspark_jax.losses import LossConfig
 from dspark_jax.self_attention import AttentionKind
 
@@ -32,10 +41,12 @@ def _fraction(settings: object, *names: str) -> None:
 class DrafterSettings:
     """Drafter. Widths, heads and RoPE are the target's."""
 
+    kind: Literal["dspark", "eagle3", "mtp"] = "dspark"
+    """dspark drafts a block at once; eagle3 and mtp have one layer and draft a token at a time."""
     num_layers: int = 2
     """Layers of the backbone."""
     block_size: int = 7
-    """K, drafted tokens a round."""
+    """K, drafted tokens a round; of mtp 1."""
     head: HeadKind = "vanilla"
     """Sequential head: none is DFlash, vanilla is Markov."""
     markov_rank: int = 32
@@ -45,7 +56,8 @@ class DrafterSettings:
     confidence_with_markov: bool = True
     """The confidence head also reads the embedding of the token before."""
     target_layer_ids: tuple[int, ...] = (0, 1, 2)
-    """Target layers to tap, from 0; -1 is the embedding; the last cannot be tapped."""
+    """Target layers to tap, from 0; -1 is the embedding; the last cannot be tapped. mtp taps none:
+    it reads the state behind the final norm."""
     mask_token_id: int = 3
     """Id of the target's vocabulary that stands for a token not yet drafted."""
     num_anchors: int = 24
@@ -53,11 +65,27 @@ class DrafterSettings:
 
     def __post_init__(self):
         _positive(self, "num_anchors")
+        require(
+            self.kind == "dspark"
+            or (self.head == "none" and not self.markov_rank and not self.confidence_with_markov),
+            f"kind={self.kind!r} with head={self.head!r}, markov_rank={self.markov_rank},"
+            f" confidence_with_markov={self.confidence_with_markov}: expected 'none', 0 and False,"
+            " a sequential head belongs to 'dspark'",
+        )
 
-    def config(self, target: TargetConfig) -> DrafterConfig:
+    def config(self, target: TargetConfig) -> DraftingConfig:
         """The drafter for this target; raises `InputError` when they do not go together."""
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return DrafterConfig.for_target(target, **fields)
+        names = ["num_layers", "block_size", "confidence_head", "target_layer_ids", "num_anchors"]
+        if self.kind == "dspark":
+            names += ["head", "markov_rank", "confidence_with_markov", "mask_token_id"]
+        fields = {name: getattr(self, name) for name in names}
+        match self.kind:
+            case "dspark":
+                return DrafterConfig.for_target(target, **fields)
+            case "eagle3":
+                return Eagle3Config.for_target(target, **fields)
+            case "mtp":
+                return MtpConfig.for_target(target, qk_norm=target.qk_norm, **fields)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,6 +305,14 @@ class Settings:
         if self.evaluation.held_out_files is not None:
             return self.evaluation.held_out_files
         return (STDLIB_HELD_OUT,) if self.data.files == (STDLIB,) else ()
+
+    def drafter_config(self, target: TargetConfig) -> DraftingConfig:
+        """The drafter to train; an Eagle3 drafter says how its steps were weighed."""
+        cfg = self.drafter.config(target)
+        if isinstance(cfg, Eagle3Config):
+            decay = round(math.exp(-1 / self.loss.loss_decay), 6)
+            return dataclasses.replace(cfg, step_loss_decay=decay)
+        return cfg
 
     def shared(self) -> dict[str, object]:
         """Those of `flat` that all hosts of a run must have in common."""

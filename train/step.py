@@ -14,9 +14,8 @@ from flax import struct
 from dspark_jax import losses, sharding
 from dspark_jax import params as parameters
 from dspark_jax.anchors import sample_anchors
-from dspark_jax.config import DrafterConfig, TargetConfig
-from dspark_jax.drafters import dspark
-from dspark_jax.drafters.dspark import Drafter
+from dspark_jax.config import DraftingConfig, TargetConfig
+from dspark_jax.drafters.kinds import AnyDrafter, kind_of
 from dspark_jax.losses import LossConfig, Sums
 from dspark_jax.self_attention import AttentionKind, make_self_attention
 from dspark_jax.sharding import AnyMesh
@@ -33,7 +32,7 @@ class TrainState:
     """All that training changes."""
 
     step: jax.Array  # [] int32, steps done, skipped ones included
-    params: Drafter  # float32
+    params: AnyDrafter  # float32
     opt_state: Any
     guard: Guard
 
@@ -63,7 +62,7 @@ class StepConfig:
     """What is compiled into a step."""
 
     target: TargetConfig
-    drafter: DrafterConfig
+    drafter: DraftingConfig
     loss: LossConfig
     optimizer: OptimizerSettings
     guard: GuardSettings = GuardSettings()
@@ -80,21 +79,21 @@ Step = Callable[[TrainState, Target, Batch], tuple[TrainState, Report]]
 def init_state(cfg: StepConfig, target: Target | None = None) -> TrainState:
     """The state before the first step; the same for a seed on any mesh.
 
-    With a target the drafter starts as a part of it; see `dspark.start_from_target`.
+    With a target the drafter starts as a part of it: `start_from_target` of its kind.
     """
-    params = parameters.init(jax.random.key(cfg.seed), dspark.specs(cfg.drafter))
+    params = parameters.init(jax.random.key(cfg.seed), kind_of(cfg.drafter).specs(cfg.drafter))
     if target is not None:
-        params = dspark.start_from_target(params, target, cfg.drafter)
+        params = kind_of(cfg.drafter).start_from_target(params, target, cfg.drafter)
     return TrainState(jnp.int32(0), params, _optimizer(cfg).init(params), Guard.start())
 
 
 def _optimizer(cfg: StepConfig) -> optax.GradientTransformation:
-    return make_optimizer(cfg.optimizer, dspark.specs(cfg.drafter))
+    return make_optimizer(cfg.optimizer, kind_of(cfg.drafter).specs(cfg.drafter))
 
 
 def state_shardings(cfg: StepConfig, mesh: AnyMesh) -> TrainState:
     """Shardings of the state: moments lie where their parameters are."""
-    specs, whole = dspark.specs(cfg.drafter), sharding.replicated(mesh)
+    specs, whole = kind_of(cfg.drafter).specs(cfg.drafter), sharding.replicated(mesh)
     params = sharding.parameters(specs, mesh)
     places = dict(jax.tree_util.tree_leaves_with_path(params))
 
@@ -121,13 +120,13 @@ def make_sums(cfg: StepConfig, mesh: AnyMesh) -> Callable[..., Sums]:
     """The losses' sums of (params, target, batch, *anchors), not jitted."""
     attend = make_self_attention(cfg.attention, mesh)
 
-    drafter_specs, target_specs = dspark.specs(cfg.drafter), dense.specs(cfg.target)
+    drafter_specs, target_specs = kind_of(cfg.drafter).specs(cfg.drafter), dense.specs(cfg.target)
     one = layer_specs(cfg.target, qk_norm=cfg.target.qk_norm)
 
     def fetch_layer(layer: Layer) -> Layer:
         return sharding.fetched(layer, one, mesh)
 
-    def sums(params: Drafter, target: Target, batch: Batch, positions, valid) -> Sums:
+    def sums(params: AnyDrafter, target: Target, batch: Batch, positions, valid) -> Sums:
         # Of the target only a layer at a time: the drafter is small.
         params = sharding.fetched(params, drafter_specs, mesh)
         ends = target_specs.embed, target_specs.lm_head
@@ -144,7 +143,7 @@ def make_sums(cfg: StepConfig, mesh: AnyMesh) -> Callable[..., Sums]:
                 fetch=fetch_layer,
             )
         return losses.drafter_sums(
-            params, target, hidden.features, hidden.final, batch.tokens, batch.loss_mask,
+            params, target, hidden.seen, hidden.final, batch.tokens, batch.loss_mask,
             positions, valid, batch.segments, cfg=cfg.drafter, loss=cfg.loss,
             chunk=cfg.anchor_chunk,
         )  # fmt: skip
@@ -157,7 +156,7 @@ def draw_anchors(cfg: StepConfig, key: jax.Array, batch: Batch) -> tuple[jax.Arr
     with jax.named_scope("anchors"):
         return sample_anchors(
             key, batch.loss_mask, cfg.drafter.num_anchors, batch.segments,
-            documents=cfg.documents_per_row,
+            documents=cfg.documents_per_row, least=cfg.drafter.least_context,
         )  # fmt: skip
 
 
@@ -171,17 +170,17 @@ def make_step(cfg: StepConfig, mesh: AnyMesh) -> Step:
 
     sums_of = make_sums(cfg, mesh)
 
-    def weighted_sums(params: Drafter, target: Target, *inputs):
+    def weighted_sums(params: AnyDrafter, target: Target, *inputs):
         sums = sums_of(params, target, *inputs)
         return losses.objective(sums, cfg.loss), sums
 
     places = state_shardings(cfg, mesh)
 
-    def differentiate(params: Drafter, *inputs) -> tuple[Drafter, Sums]:
+    def differentiate(params: AnyDrafter, *inputs) -> tuple[AnyDrafter, Sums]:
         grads, sums = jax.grad(weighted_sums, has_aux=True)(params, *inputs)
         return jax.lax.with_sharding_constraint(grads, places.params), sums
 
-    def accumulate(params: Drafter, target: Target, *inputs):
+    def accumulate(params: AnyDrafter, target: Target, *inputs):
         """Gradient of the weighted sum over the batch, part by part; it is divided at the end."""
         if cfg.microbatches == 1:
             return differentiate(params, target, *inputs)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from dspark_jax.config import DrafterConfig
+from dspark_jax.config import DraftingConfig
 from dspark_jax.drafters.heads import Markov
 from dspark_jax.params import spec
 
@@ -24,13 +24,12 @@ class Confidence:
     bias: jax.Array  # []
 
 
-def specs(cfg: DrafterConfig) -> Confidence | None:
+def specs(cfg: DraftingConfig) -> Confidence | None:
     """Parameter specs, None when the drafter has no confidence head."""
     if not cfg.confidence_head:
         return None
-    width = cfg.hidden_size + (cfg.markov_rank if cfg.confidence_with_markov else 0)
     return Confidence(
-        weight=spec((width,), (None,)),
+        weight=spec((cfg.confidence_width,), (None,)),
         bias=spec((), (), jax.nn.initializers.zeros),
     )
 

@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jax.sharding import Mesh
 
-from dspark_jax import kv_cache
+from dspark_jax import kv_cache, sharding
 from dspark_jax.attention import anchor_attention, cached_attention
 from dspark_jax.config import DrafterConfig
 from dspark_jax.drafters import confidence, heads
@@ -26,6 +27,8 @@ from dspark_jax.flat import FlatTokens
 from dspark_jax.kv_cache import KVCache
 from dspark_jax.layers import RopeAngles, apply_rope, ones, rms_norm, rope_angles
 from dspark_jax.params import spec
+from dspark_jax.sampling import Draft, Sampling, choose
+from dspark_jax.targets import dense
 from dspark_jax.targets.dense import Target
 from dspark_jax.transformer import Layer, block, layer_specs
 
@@ -66,7 +69,7 @@ def start_from_target(params: Drafter, target: Target, cfg: DrafterConfig) -> Dr
     """
     depth = cfg.num_target_layers
     chosen = np.round(np.linspace(0, depth - 1, cfg.num_layers)) if cfg.num_layers > 1 else [-1]
-    layers = tuple(_copy_layer(target, int(i)) for i in chosen)
+    layers = tuple(copy_layer(target, int(i)) for i in chosen)
     taps, width = len(cfg.target_layer_ids), cfg.hidden_size
     return dataclasses.replace(
         params,
@@ -77,7 +80,7 @@ def start_from_target(params: Drafter, target: Target, cfg: DrafterConfig) -> Dr
     )
 
 
-def _copy_layer(target: Target, index: int) -> Layer:
+def copy_layer(target: Target, index: int) -> Layer:
     """A layer as float32, with q/k norms that change little where the target has none."""
     if isinstance(target.layers, tuple):
         layer = target.layers[index]
@@ -125,9 +128,11 @@ def context_key_values(
 
 def append_context(
     params: Drafter,
+    target: Target,
     weights: jax.Array,
     features: jax.Array,
     flat: FlatTokens,
+    position: jax.Array,
     cache: tuple[KVCache, ...],
     table: RopeAngles,
     *,
@@ -135,7 +140,8 @@ def append_context(
 ) -> tuple[KVCache, ...]:
     """Extends each row's context by the verified tokens of a target pass; features [C, L * D].
 
-    `weights` are those of `context_weights`, `table` the angles [S, H/2] of all positions.
+    `weights` are those of `context_weights`, `table` the angles [S, H/2] of all positions. Neither
+    the target nor where the rows go on (`position`) is of any concern here.
     """
     context = context_key_values(params, weights, features, table[flat.positions], cfg)
     return tuple(
@@ -191,6 +197,118 @@ def draft_hidden(
         return cached_attention(q, caches[i], limit)
 
     return _backbone(params, x, angles, cfg, attend), tuple(caches)
+
+
+def draft(
+    params: Drafter,
+    target: Target,
+    anchor: jax.Array,
+    position: jax.Array,
+    cache: tuple[KVCache, ...],
+    table: RopeAngles,
+    sampling: Sampling | None,
+    noise: jax.Array | None,
+    *,
+    cfg: DrafterConfig,
+    truncate: bool,
+    mesh: Mesh | None,
+) -> tuple[Draft, tuple[KVCache, ...]]:
+    """Drafts K tokens of each row; arguments as for `draft_hidden` and `draft_block`.
+
+    Args:
+      mesh: over which the logits are split; None: one device.
+    """
+    hidden, cache = draft_hidden(params, target, anchor, position, cache, table, cfg=cfg)
+    logits = dense.logits(target, hidden)
+    if noise is not None:
+        logits = sharding.whole(logits, mesh)
+    return draft_block(params, logits, hidden, anchor, sampling, noise, truncate=truncate), cache
+
+
+def draft_block(
+    params: Drafter,
+    logits: jax.Array,
+    hidden: jax.Array,
+    anchor: jax.Array,
+    sampling: Sampling | None = None,
+    noise: jax.Array | None = None,
+    *,
+    truncate: bool = True,
+) -> Draft:
+    """Samples x_1..x_K left to right: one scan over (token before, recurrent state).
+
+    Args:
+      params: the drafter; its sequential head adds B_k to the base logits.
+      logits: U [R, K, V].
+      hidden: h [R, K, D].
+      anchor: x_0 [R].
+      sampling: settings of the rows; None drafts all of them greedily.
+      noise: [R, K] uniform, needed with `sampling`.
+    """
+    head = params.head
+    slots = head.prepare(hidden) if head is not None else hidden[..., :0]
+    wide = jnp.promote_types(logits.dtype, jnp.float32)
+
+    def step(carry, inputs):
+        previous, state = carry
+        base, slot, u = inputs
+        scores = base.astype(wide)
+        if head is not None:
+            state, code = head.step(state, previous, slot)
+            scores = scores + (code @ head.w2).astype(wide)
+        token, probs = choose(scores, sampling, u, truncate=truncate)
+        return (token, state), (token, probs)
+
+    by_slot = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (logits, slots, noise))
+    start = (anchor, heads.initial_state(head, hidden))
+    _, (tokens, probs) = jax.lax.scan(step, start, by_slot)
+    tokens = tokens.T
+    z = None
+    if params.confidence is not None:
+        previous = jnp.concatenate([anchor[:, None], tokens[:, :-1]], axis=1)
+        z = confidence.logits(params.confidence, head, hidden, previous)
+    return Draft(tokens, None if probs is None else jnp.moveaxis(probs, 0, 1), z)
+
+
+def training_context(
+    params: Drafter,
+    target: Target,
+    features: jax.Array,
+    tokens: jax.Array,
+    angles: RopeAngles,
+    *,
+    cfg: DrafterConfig,
+) -> list[KeyValue]:
+    """What the blocks of whole sequences attend to; see `context_key_values`."""
+    return context_key_values(params, context_weights(params), features, angles, cfg)
+
+
+def training_logits(
+    params: Drafter,
+    target: Target,
+    previous: jax.Array,
+    position: jax.Array,
+    context: list[KeyValue],
+    first: jax.Array | None = None,
+    *,
+    cfg: DrafterConfig,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Logits of the slots of blocks whose true tokens are known.
+
+    Args:
+      previous: [B, A, K] the token before each slot, the anchor first.
+      position, context, first: as for `training_hidden`.
+    Returns:
+      (U + B [B, A, K, V], confidence logits [B, A, K] or None).
+    """
+    anchor = previous[..., 0]
+    hidden = training_hidden(params, target, anchor, position, context, first, cfg=cfg)
+    scores = dense.logits(target, hidden)
+    if params.head is not None:
+        scores = scores + heads.teacher_forced(params.head, hidden, previous)
+    if params.confidence is None:
+        return scores, None
+    return scores, confidence.logits(params.confidence, params.head, hidden, previous)
 
 
 def training_hidden(

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
 
-from dspark_jax.config import DrafterConfig, TargetConfig, require
-from dspark_jax.drafters import dspark
+from dspark_jax.config import DraftingConfig, TargetConfig, require
+from dspark_jax.drafters.kinds import AnyDrafter, kind_of
 from dspark_jax.io import files, layouts, model_config
 from dspark_jax.io.tensors import Place, Tensors, load_parameters, open_tensors, report_extra
 from dspark_jax.targets import dense
@@ -46,8 +46,8 @@ def load_target(
 
 def load_drafter(
     path: str | Path, *, dtype: Any = jnp.float32, place: Place | None = None
-) -> tuple[DrafterConfig, dspark.Drafter]:
-    """A drafter in the DeepSpec layout; its copies of the target's embedding and head are left.
+) -> tuple[DraftingConfig, AnyDrafter]:
+    """A drafter in the DeepSpec layout (MTP-1: in ours), without its copies of embedding and head.
 
     A checkpoint that promises a confidence head and lacks its weights is loaded without one, and a
     warning says so. Arguments and errors as for `load_target`.
@@ -58,7 +58,7 @@ def load_drafter(
         log.warning("%s: no confidence weights in it: the confidence head is off", folder)
         cfg = dataclasses.replace(cfg, confidence_head=False)
     layout = layouts.drafter_layout(cfg)
-    params = load_parameters(tensors, dspark.specs(cfg), layout, dtype, place)
+    params = load_parameters(tensors, kind_of(cfg).specs(cfg), layout, dtype, place)
     report_extra(tensors, layout, known=("embed_tokens.weight", "lm_head.weight"))
     return cfg, params
 
@@ -73,8 +73,8 @@ def save_target(
 
 def save_drafter(
     path: str | Path,
-    config: DrafterConfig,
-    params: dspark.Drafter,
+    config: DraftingConfig,
+    params: AnyDrafter,
     *,
     target: tuple[TargetConfig, dense.Target],
     layout: Literal["deepspec"] = "deepspec",

@@ -13,9 +13,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from dspark_jax.config import DrafterConfig, TargetConfig, TransformerConfig
-from dspark_jax.drafters import dspark, heads
+from dspark_jax.config import (
+    DrafterConfig,
+    DraftingConfig,
+    MtpConfig,
+    RecurrentConfig,
+    TargetConfig,
+    TransformerConfig,
+)
+from dspark_jax.drafters import dspark, heads, recurrent
 from dspark_jax.drafters.confidence import Confidence
+from dspark_jax.drafters.kinds import AnyDrafter
 from dspark_jax.layers import Mlp
 from dspark_jax.targets import dense
 from dspark_jax.transformer import Layer
@@ -64,16 +72,16 @@ def _gate_up(prefix: str) -> Any:
 
 
 def _qkv(prefix: str, cfg: TransformerConfig) -> Any:
-    """q [G * M * H, D], k and v [G * H, D] as [D, G, M + 2, H]."""
-    g, m, h, d = cfg.num_kv_heads, cfg.group_size, cfg.head_dim, cfg.hidden_size
+    """q [G * M * H, W], k and v [G * H, W] as [W, G, M + 2, H]; W is D, or 2 D for Eagle3."""
+    g, m, h = cfg.num_kv_heads, cfg.group_size, cfg.head_dim
 
     def join(tensors):
-        parts = [t.T.reshape(d, g, -1, h) for t in tensors]
+        parts = [t.T.reshape(t.shape[1], g, -1, h) for t in tensors]
         return np.concatenate(parts, axis=2)
 
     def split(param):
         parts = param[:, :, :m], param[:, :, m], param[:, :, m + 1]
-        return [part.reshape(d, -1).T for part in parts]
+        return [part.reshape(part.shape[0], -1).T for part in parts]
 
     return Codec(tuple(f"{prefix}{x}_proj.weight" for x in "qkv"), join, split)
 
@@ -103,20 +111,56 @@ def target_layout(cfg: TargetConfig) -> dense.Target:
     )
 
 
-def drafter_layout(cfg: DrafterConfig) -> dspark.Drafter:
-    """Codecs of a drafter's own parameters in the DeepSpec layout."""
+def drafter_layout(cfg: DraftingConfig) -> AnyDrafter:
+    """Codecs of a drafter's own parameters: the DeepSpec layout, or for MTP-1 one of ours."""
+    match cfg:
+        case DrafterConfig():
+            return _dspark_layout(cfg)
+        case MtpConfig():
+            return _mtp_layout(cfg)
+        case RecurrentConfig():
+            return _eagle3_layout(cfg)
+    raise TypeError(f"{type(cfg).__name__} has no layout")
+
+
+def _dspark_layout(cfg: DrafterConfig) -> dspark.Drafter:
     return dspark.Drafter(
         fc=_linear("fc.weight"),
         context_norm=_plain("hidden_norm.weight"),
         layers=tuple(_layer(f"layers.{i}.", cfg, qk_norm=True) for i in range(cfg.num_layers)),
         norm=_plain("norm.weight"),
         head=_head_layout(cfg),
-        confidence=Confidence(
-            weight=_vector("confidence_head.proj.weight"), bias=_scalar("confidence_head.proj.bias")
-        )
-        if cfg.confidence_head
-        else None,
+        confidence=_confidence_layout(cfg),
     )
+
+
+def _eagle3_layout(cfg: RecurrentConfig) -> recurrent.Eagle3:
+    return recurrent.Eagle3(
+        fc=_linear("fc.weight"),
+        hidden_norm=_plain("layers.0.hidden_norm.weight"),
+        layer=_layer("layers.0.", cfg, qk_norm=True),
+        norm=_plain("norm.weight"),
+        confidence=_confidence_layout(cfg),
+    )
+
+
+def _mtp_layout(cfg: MtpConfig) -> recurrent.Mtp:
+    """Matrices are as everywhere [out, in]; the input of `proj` is [hidden state; embedding]."""
+    return recurrent.Mtp(
+        hidden_norm=_plain("hidden_norm.weight"),
+        embed_norm=_plain("embed_norm.weight"),
+        join=_linear("proj.weight"),
+        layer=_layer("layers.0.", cfg, qk_norm=cfg.qk_norm),
+        norm=_plain("norm.weight"),
+        confidence=_confidence_layout(cfg),
+    )
+
+
+def _confidence_layout(cfg: DraftingConfig) -> Confidence | None:
+    if not cfg.confidence_head:
+        return None
+    weight, bias = "confidence_head.proj.weight", "confidence_head.proj.bias"
+    return Confidence(weight=_vector(weight), bias=_scalar(bias))
 
 
 def _head_layout(cfg: DrafterConfig) -> heads.Markov | None:

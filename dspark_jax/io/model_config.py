@@ -7,7 +7,10 @@ from typing import Any
 
 from dspark_jax.config import (
     DrafterConfig,
+    DraftingConfig,
+    Eagle3Config,
     InputError,
+    MtpConfig,
     Rope,
     TargetConfig,
     TransformerConfig,
@@ -17,7 +20,11 @@ from dspark_jax.io import gguf
 from dspark_jax.io.files import read_json
 
 TARGETS = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
-DRAFTER = "Qwen3DSparkModel"
+DRAFTERS: dict[type[DraftingConfig], str] = {
+    DrafterConfig: "Qwen3DSparkModel",
+    Eagle3Config: "Qwen3Eagle3Model",
+    MtpConfig: "Mtp1Model",  # no other engine knows it
+}
 
 
 class _Fields:
@@ -138,27 +145,59 @@ def load_target_config(folder: Path) -> TargetConfig:
     )
 
 
-def load_drafter_config(folder: Path) -> DrafterConfig:
-    """Reads the config.json of a drafter in the DeepSpec layout."""
+def load_drafter_config(folder: Path) -> DraftingConfig:
+    """Reads the config.json of a drafter in the DeepSpec layout, or in ours for MTP-1."""
     fields = _Fields(folder)
-    require(
-        fields.architecture() == DRAFTER,
-        f"{fields.path}: architecture {fields.architecture()!r} is not known, expected {DRAFTER}",
-    )
-    rank = fields.get("markov_rank", int, 0)
+    named = {name: kind for kind, name in DRAFTERS.items()}
+    kind = named.get(fields.architecture())
+    if kind is None:
+        raise InputError(
+            f"{fields.path}: architecture {fields.architecture()!r} is not known, expected one of"
+            f" {', '.join(named)}"
+        )
+    if kind is DrafterConfig:
+        own = _dspark_fields(fields)
+    elif kind is Eagle3Config:
+        own = _eagle3_fields(fields)
+    else:
+        own = {"qk_norm": fields.get("qk_norm", bool)}
     return fields.build(
-        DrafterConfig,
+        kind,
         **fields.sizes(),
-        block_size=fields.get("block_size", int),
-        mask_token_id=fields.get("mask_token_id", int),
-        target_layer_ids=fields.ints("target_layer_ids"),
         num_target_layers=fields.get("num_target_layers", int),
-        head=fields.get("markov_head_type", str, "vanilla") if rank else "none",
-        markov_rank=rank,
         confidence_head=fields.get("enable_confidence_head", bool, False),
-        confidence_with_markov=fields.get("confidence_head_with_markov", bool, rank > 0),
         num_anchors=fields.get("num_anchors", int, 512),
+        **own,
     )
+
+
+def _dspark_fields(fields: _Fields) -> dict[str, Any]:
+    rank = fields.get("markov_rank", int, 0)
+    return {
+        "block_size": fields.get("block_size", int),
+        "mask_token_id": fields.get("mask_token_id", int),
+        "target_layer_ids": fields.ints("target_layer_ids"),
+        "head": fields.get("markov_head_type", str, "vanilla") if rank else "none",
+        "markov_rank": rank,
+        "confidence_with_markov": fields.get("confidence_head_with_markov", bool, rank > 0),
+    }
+
+
+def _eagle3_fields(fields: _Fields) -> dict[str, Any]:
+    layers = fields.get("draft_num_hidden_layers", int, 1)
+    require(
+        layers == 1, f"{fields.path}: draft_num_hidden_layers={layers}: expected 1, the only layer"
+    )
+    with_markov = fields.get("confidence_head_with_markov", bool, False)
+    require(
+        not with_markov,
+        f"{fields.path}: confidence_head_with_markov=true: expected false, there is no Markov head",
+    )
+    return {
+        "block_size": fields.get("ttt_length", int),
+        "target_layer_ids": fields.ints("target_layer_ids"),
+        "step_loss_decay": float(fields.get("step_loss_decay", (float, int), 0.8)),
+    }
 
 
 def _shared_json(cfg: TransformerConfig) -> dict[str, Any]:
@@ -198,24 +237,39 @@ def target_json(cfg: TargetConfig) -> dict[str, Any]:
     }
 
 
-def drafter_json(cfg: DrafterConfig, target: TargetConfig) -> dict[str, Any]:
+def drafter_json(cfg: DraftingConfig, target: TargetConfig) -> dict[str, Any]:
     """The target's configuration with the drafter's own settings over it."""
     own = {
         **_shared_json(cfg),
-        "architectures": [DRAFTER],
+        "architectures": [DRAFTERS[type(cfg)]],
         "model_type": "qwen3",
         "tie_word_embeddings": False,
         "layer_types": ["full_attention"] * cfg.num_layers,
-        "block_size": cfg.block_size,
-        "mask_token_id": cfg.mask_token_id,
-        "target_layer_ids": list(cfg.target_layer_ids),
         "num_target_layers": cfg.num_target_layers,
         "num_anchors": cfg.num_anchors,
-        "markov_rank": cfg.markov_rank,
         "enable_confidence_head": cfg.confidence_head,
     }
-    if cfg.head != "none":
-        own["markov_head_type"] = cfg.head
     if cfg.confidence_head:
-        own["confidence_head_with_markov"] = cfg.confidence_with_markov
+        own["confidence_head_with_markov"] = False
+    match cfg:
+        case DrafterConfig():
+            own |= {
+                "block_size": cfg.block_size,
+                "mask_token_id": cfg.mask_token_id,
+                "target_layer_ids": list(cfg.target_layer_ids),
+                "markov_rank": cfg.markov_rank,
+            }
+            if cfg.head != "none":
+                own["markov_head_type"] = cfg.head
+            if cfg.confidence_head:
+                own["confidence_head_with_markov"] = cfg.confidence_with_markov
+        case Eagle3Config():
+            own |= {
+                "draft_num_hidden_layers": cfg.num_layers,
+                "target_layer_ids": list(cfg.target_layer_ids),
+                "ttt_length": cfg.block_size,
+                "step_loss_decay": cfg.step_loss_decay,
+            }
+        case MtpConfig():
+            own |= {"model_type": "mtp1", "qk_norm": cfg.qk_norm}
     return {**target_json(target), **own}

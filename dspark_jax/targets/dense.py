@@ -42,6 +42,11 @@ class Hidden:
     final: jax.Array  # [..., D]
     features: jax.Array | None  # [..., L * D], None when nothing is tapped
 
+    @property
+    def seen(self) -> jax.Array:
+        """What a drafter sees: the tapped layers, or the final state where none is tapped."""
+        return self.final if self.features is None else self.features
+
 
 def specs(cfg: TargetConfig, *, stacked: bool = False) -> Target:
     """Parameter specs of a target, or of what `stack_layers` makes of it."""

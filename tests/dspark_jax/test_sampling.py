@@ -7,12 +7,12 @@ import pytest
 from scipy.special import gammaincc
 
 from dspark_jax.config import HEADS
+from dspark_jax.drafters.dspark import draft_block
 from dspark_jax.sampling import (
     ACCEPT,
     DRAFT,
     RESIDUAL,
     Sampling,
-    draft_block,
     round_noise,
     sample,
     warp,

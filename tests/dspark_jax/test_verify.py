@@ -9,6 +9,7 @@ import pytest
 from scipy.special import gammaincc
 
 from dspark_jax.config import HEADS
+from dspark_jax.drafters.dspark import draft_block
 from dspark_jax.flat import pack
 from dspark_jax.sampling import (
     ACCEPT,
@@ -16,7 +17,6 @@ from dspark_jax.sampling import (
     RESIDUAL,
     Draft,
     Sampling,
-    draft_block,
     round_noise,
     warp,
 )

@@ -76,7 +76,8 @@ def extend(drafter, features, cache, start, counts, capacity):
     where = start[np.asarray(flat.row)] + np.asarray(flat.slot)
     values = features[np.asarray(flat.row), np.minimum(where, features.shape[1] - 1)]
     weights = dspark.context_weights(drafter)
-    return append(drafter, weights, values, flat, cache, TABLE, cfg=CFG)
+    end = flat.start + flat.counts
+    return append(drafter, None, weights, values, flat, end, cache, TABLE, cfg=CFG)
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,12 @@ def test_golden_target_round_trip(golden, name, tmp_path):
     compare_folders(golden / name, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["vanilla", "rnn", "gated", "dflash"])
+DRAFTERS = [f"dspark_qwen3_{name}" for name in ("vanilla", "rnn", "gated", "dflash")]
+
+
+@pytest.mark.parametrize("name", [*DRAFTERS, "eagle3_qwen3"])
 def test_golden_drafter_round_trip(golden, name, tmp_path):
-    source = golden / f"dspark_qwen3_{name}"
+    source = golden / name
     target = hf.load_target(golden / "qwen3_target")
     hf.save_drafter(tmp_path, *hf.load_drafter(source), target=target)
     compare_folders(source, tmp_path)
@@ -66,6 +69,7 @@ def compare_folders(source, copy):
         "pad_token_id",
         "pretraining_tp",
         "sliding_window",
+        "target_model_name_or_path",
         "transformers_version",
         "use_cache",
         "use_sliding_window",
