@@ -9,7 +9,7 @@ import pytest
 
 import configs
 from dspark_jax import params, sharding
-from dspark_jax.config import Rope, TargetConfig
+from dspark_jax.config import Eagle3Config, RecurrentConfig, Rope, TargetConfig
 from dspark_jax.targets import dense
 from train.prepare import step_config
 from train.settings import Settings
@@ -25,11 +25,13 @@ QWEN3 = {  # layers, width, query heads of the published models
 
 def test_all_are_there():
     sizes = ("qwen3_4b", "qwen3_8b", "qwen3_14b", "tiny")
-    expected = {f"{size}{kind}" for size in sizes for kind in ("", "_dflash", "_rnn")} | {"smollm2"}
+    kinds = ("", "_dflash", "_rnn", "_eagle3")
+    expected = {f"{size}{kind}" for size in sizes for kind in kinds} | {"tiny_mtp"}
+    expected |= {f"smollm2{kind}" for kind in ("", "_eagle3", "_mtp")}
     assert set(PRESETS) == expected
 
 
-@pytest.mark.parametrize("name", sorted({*PRESETS} - {"smollm2"}))
+@pytest.mark.parametrize("name", sorted(n for n in PRESETS if not n.startswith("smollm2")))
 def test_preset_fits_its_target(name):
     settings = importlib.import_module(f"configs.{name}").SETTINGS
     assert isinstance(settings, Settings)
@@ -44,7 +46,17 @@ def test_preset_fits_its_target(name):
         num_kv_heads=heads // 4,
         head_dim=128,
     )
-    cfg = settings.drafter.config(target)
+    cfg = settings.drafter_config(target)
+    if isinstance(cfg, RecurrentConfig):
+        assert cfg.num_layers == 1
+        assert not cfg.confidence_head
+        if isinstance(cfg, Eagle3Config):
+            assert (cfg.block_size, len(cfg.target_layer_ids)) == (7, 5)
+            assert cfg.step_loss_decay == 0.8
+            assert settings.loss.soft_targets
+        else:
+            assert (cfg.block_size, cfg.target_layer_ids) == (1, ())
+        return
     kind = "none" if name.endswith("_dflash") else "rnn" if name.endswith("_rnn") else "vanilla"
     assert cfg.head == kind
     assert cfg.block_size == 7

@@ -131,3 +131,11 @@ def test_labels_stay_in_the_anchors_document():
     slots = slot_labels(tokens, mask, positions, valid, 4, segments)
     assert slots.counted.astype(int).tolist() == [[[1, 1, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0]]]
     assert slots.labels[0, 0, :2].tolist() == [2, 3]
+
+
+def test_anchors_that_need_something_before_them():
+    """The first position of a document is none of them; all others are drawn."""
+    segments = jnp.array([[1, 1, 1, 2, 2, 2, 2, 0]])
+    mask = jnp.array([[1, 1, 1, 1, 1, 1, 1, 0]], bool)
+    positions, valid = sample_anchors(jax.random.key(0), mask, 8, segments, documents=2, least=1)
+    assert sorted(np.asarray(positions)[np.asarray(valid)].tolist()) == [1, 4, 5]

@@ -409,3 +409,20 @@ def test_reduced_precision_keeps_losses_in_float32(case):
 def test_impossible_settings(settings, named):
     with pytest.raises(InputError, match=named):
         LossConfig(**settings)
+
+
+def test_soft_targets_by_hand():
+    """The cross-entropy with the target's distribution, of slots that count alone."""
+    rng = np.random.default_rng(0)
+    draft, teacher = rng.normal(size=(2, 2, 3, 2, 7))
+    counted = np.array([[[1, 1], [1, 0], [0, 0]], [[1, 0], [1, 1], [1, 1]]], bool)
+    slots = anchors.Slots(np.zeros((2, 3, 2), int), np.zeros((2, 3, 2), int), counted)
+    cfg = LossConfig(1, 0, 0, loss_decay=2.0, soft_targets=True)
+    found = losses.slot_sums(losses.Outputs(draft, teacher, None), slots, cfg)
+    expected = 0.0
+    for b, a, k in zip(*np.nonzero(counted), strict=True):
+        p = np.exp(teacher[b, a, k]) / np.exp(teacher[b, a, k]).sum()
+        log_q = draft[b, a, k] - np.log(np.exp(draft[b, a, k]).sum())
+        expected -= np.exp(-k / 2) * p @ log_q
+    np.testing.assert_allclose(found.ce, expected, rtol=1e-5)
+    np.testing.assert_allclose(found.weight, 5 + 3 * np.exp(-0.5), rtol=1e-6)

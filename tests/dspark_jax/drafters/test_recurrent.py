@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from dspark_jax import batching, generation
+from dspark_jax import batching, generation, plans
 from dspark_jax.batching import BatchShape, Facts
 from dspark_jax.config import Eagle3Config, InputError, MtpConfig
 from dspark_jax.costs import CostTable
@@ -240,7 +240,7 @@ SHAPE = BatchShape(rows=3, length=80, chunk=8)
 
 def costs(most: int) -> CostTable:
     """Drafts cost about what they bring, so that rounds with and without them come in turn."""
-    return CostTable(3, {p: 1.0 + 0.45 * p.drafts + 0.01 * p.capacity for p in ladder(3, most)})
+    return CostTable(3, {p: 1.0 + 0.66 * p.drafts + 0.01 * p.capacity for p in ladder(3, most)})
 
 
 def requests(**sampling):
@@ -275,9 +275,15 @@ SLOW = [pytest.param(policy, marks=pytest.mark.slow) for policy in ("none", "cau
 
 
 @pytest.mark.parametrize("policy", ["fixed", "threshold", *SLOW])
-def test_greedy_text_is_that_of_plain_decoding(models, policy):
+def test_greedy_text_is_that_of_plain_decoding(models, policy, monkeypatch):
     """Rows of unequal length, refilled; drafts are made, accepted and rejected."""
+    for name in ("PATIENCE", "MOST_PATIENCE"):  # rounds with drafts are tried often
+        monkeypatch.setattr(plans, name, 4)
     asked, threshold = requests(), None
+    if policy == "delayed":
+        unsure = models.drafter.confidence
+        unsure = unsure.replace(bias=jnp.float32(-1), weight=unsure.weight / 4)
+        models = models.replace(drafter=models.drafter.replace(confidence=unsure))
     if policy == "threshold":
         z = [z for row in serve(models, asked, "fixed") for z in row.confidence_logits]
         threshold = float(jax.nn.sigmoid(np.median(np.array(z)[:, 0])))

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from dspark_jax.config import DrafterConfig, InputError
-from dspark_jax.drafters import dspark
+from dspark_jax.config import DrafterConfig, Eagle3Config, InputError, MtpConfig
+from dspark_jax.drafters import dspark, recurrent
 from dspark_jax.io import hf
 from dspark_jax.targets import dense
 from tests.dspark_jax.io.conftest import DRAFTS, LLAMA, TARGET, edit_tensors, random_like, same
@@ -31,6 +31,33 @@ def test_drafter_round_trip(name, saved):
     cfg, params = hf.load_drafter(saved / name)
     assert cfg == DRAFTS[name]
     same(params, random_like(dspark.specs(cfg)))
+
+
+SIZES = {"num_layers": 1, "num_anchors": 8}
+RECURRENT = {
+    "eagle3": Eagle3Config.for_target(
+        TARGET, block_size=3, target_layer_ids=(-1, 1), step_loss_decay=0.7, **SIZES
+    ),
+    "eagle3 with confidence": Eagle3Config.for_target(
+        TARGET, block_size=3, target_layer_ids=(0, 1), confidence_head=True, **SIZES
+    ),
+    "mtp": MtpConfig.for_target(TARGET, confidence_head=True, **SIZES),
+    "mtp of llama": MtpConfig.for_target(LLAMA, qk_norm=False, **SIZES),
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_drafter_round_trip(name, tmp_path):
+    cfg = RECURRENT[name]
+    base = LLAMA if name.endswith("llama") else TARGET
+    params = random_like(recurrent.specs(cfg))
+    hf.save_drafter(tmp_path, cfg, params, target=(base, random_like(dense.specs(base))))
+    found_cfg, found = hf.load_drafter(tmp_path)
+    assert found_cfg == cfg
+    same(found, params)
+    tensors = load_file(tmp_path / "model.safetensors")
+    inputs = 24 if name.startswith("eagle3") else 12
+    assert tensors["layers.0.self_attn.q_proj.weight"].shape == (24, inputs)
 
 
 @pytest.mark.parametrize("name", ["qwen3_target", "llama_target_tied", "llama_target_llama3rope"])

@@ -1,0 +1,64 @@
+"""Drafters of every kind: trained by the command, exported, and served losslessly."""
+
+import json
+
+import pytest
+
+from dspark_jax import generation
+from dspark_jax.config import Eagle3Config, InputError, MtpConfig
+from dspark_jax.request import Request
+from train.main import main
+from train.settings import DrafterSettings
+
+pytestmark = pytest.mark.usefixtures("compilation_cache", "quick_compile")
+
+PLAIN = ["--head", "none", "--markov-rank", "0", "--no-confidence-with-markov"]
+KINDS = {
+    "eagle3": (
+        [*("--kind", "eagle3", "--block-size", "3", "--target-layer-ids", "0", "2"), *PLAIN],
+        ["--confidence-head", "--confidence-weight", "1", "--tv-weight", "0", "--soft-targets"],
+    ),
+    "mtp": (
+        [*("--kind", "mtp", "--block-size", "1", "--target-layer-ids"), *PLAIN],
+        ["--no-confidence-head", "--confidence-weight", "0", "--tv-weight", "0"],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_learns_and_what_it_exports_is_lossless(
+    kind, small_target, text_file, tmp_path, capsys
+):
+    drafter, loss = KINDS[kind]
+    workdir = tmp_path / "run"
+    args = [
+        *("--workdir", str(workdir), "--target", str(small_target), "--files", str(text_file)),
+        *("--num-layers", "1", "--num-anchors", "8", "--max-length", "32", "--batch-size", "4"),
+        *("--steps", "30", "--learning-rate", "0.01", "--log-every", "10", "--devices", "1"),
+        *("--documents-per-row", "2", "--ce-weight", "1", "--loss-decay", "4.48142"),
+    ]
+    assert main(["tiny", *args, *drafter, *loss]) == 0
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    losses = [json.loads(line)["ce_loss"] for line in lines]
+    assert losses[-1] < losses[0]
+
+    pair = generation.load(small_target, workdir / "drafter")
+    cfg = pair.models.drafter_config
+    assert cfg.num_anchors == 8
+    if kind == "eagle3":
+        assert isinstance(cfg, Eagle3Config)
+        assert (cfg.block_size, cfg.target_layer_ids, cfg.confidence_head) == (3, (0, 2), True)
+        assert cfg.step_loss_decay == 0.8
+    else:
+        assert isinstance(cfg, MtpConfig)
+        assert (cfg.block_size, cfg.confidence_head) == (1, False)
+    asked = [Request(pair.tokenizer.encode(t), max_new_tokens=24) for t in ("7 times", "12 ti")]
+    found = generation.generate(pair, asked, slots=2, ignore_stop=True)
+    alone = generation.load(small_target, None)
+    plain = generation.generate(alone, asked, slots=2, ignore_stop=True)
+    assert [c.token_ids for c in found] == [c.token_ids for c in plain]
+
+
+def test_a_sequential_head_belongs_to_dspark():
+    with pytest.raises(InputError, match="kind='mtp' with head='vanilla', markov_rank=32"):
+        DrafterSettings(kind="mtp")
