@@ -112,12 +112,24 @@ class DraftingConfig(TransformerConfig):
     num_target_layers: int
     confidence_head: bool = True
     num_anchors: int = 512
+    draft_vocab_size: int | None = None
+    """Tokens that may be drafted, the most frequent ones; None: all."""
 
     def __post_init__(self):
         super().__post_init__()
         for name in ("block_size", "num_anchors"):
             value = getattr(self, name)
             require(value >= 1, f"{name}={value}: expected a whole number above 0")
+        require(
+            self.draft_vocab_size is None or 1 <= self.draft_vocab_size < self.vocab_size,
+            f"draft_vocab_size={self.draft_vocab_size}: expected a number in"
+            f" 1..{self.vocab_size - 1}, or none at all",
+        )
+
+    @property
+    def output_size(self) -> int:
+        """Tokens that a draft is chosen from."""
+        return self.draft_vocab_size or self.vocab_size
 
     def _check_taps(self) -> None:
         last = self.num_target_layers - 1
@@ -247,7 +259,10 @@ class MtpConfig(RecurrentConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        require(self.block_size == 1, f"block_size={self.block_size}: MTP-1 drafts 1 token a round")
+        require(
+            self.block_size == 1,
+            f"block_size={self.block_size}: expected 1, MTP-1 drafts one token a round",
+        )
         require(
             not self.target_layer_ids,
             f"target_layer_ids={list(self.target_layer_ids)}: expected none, MTP-1 reads the"

@@ -26,6 +26,7 @@ from dspark_jax.layers import rope_angles
 from dspark_jax.segments import document_positions, document_starts
 from dspark_jax.targets import dense
 from dspark_jax.targets.dense import Target
+from dspark_jax.vocabulary import pruned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,11 +114,12 @@ def drafter_loss(
     cfg: DraftingConfig,
     loss: LossConfig,
     chunk: int,
+    draft_ids: jax.Array | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Loss of a batch, and its metrics; arguments as for `drafter_sums`."""
     sums = drafter_sums(
         params, target, features, final_hidden, tokens, loss_mask, positions, valid, segments,
-        cfg=cfg, loss=loss, chunk=chunk,
+        cfg=cfg, loss=loss, chunk=chunk, draft_ids=draft_ids,
     )  # fmt: skip
     return _mean(objective(sums, loss), sums.weight), metrics(sums, cfg, loss)
 
@@ -136,6 +138,7 @@ def drafter_sums(
     cfg: DraftingConfig,
     loss: LossConfig,
     chunk: int,
+    draft_ids: jax.Array | None = None,
 ) -> Sums:
     """The sums of a batch. What they take in memory does not depend on the number of anchors.
 
@@ -152,6 +155,7 @@ def drafter_sums(
       segments: [B, S] documents of the rows; None: a row is one.
       chunk: anchors a row that are computed at a time. Several chunks are scanned, and made again
         in the backward pass; one of dummies alone is passed over.
+      draft_ids: [Vd] tokens that may be drafted; None: all.
     """
     dtype, length = features.dtype, tokens.shape[1]
     last = jnp.max(jnp.where(valid, positions, 0), axis=1)
@@ -164,15 +168,16 @@ def drafter_sums(
         context = _cast(context, jnp.promote_types(dtype, jnp.float32))
 
     starts = None if segments is None else document_starts(segments)
+    reader = pruned(target, draft_ids)
 
     def of_chunk(params: AnyDrafter, context: Any, positions, valid) -> Sums:
         slots = slot_labels(tokens, loss_mask, positions, valid, cfg.block_size, segments)
         first = None if starts is None else jnp.take_along_axis(starts, positions, axis=1)
         outputs = block_outputs(
             _cast(params, dtype), target, final_hidden, slots, positions, first,
-            _cast(context, dtype), cfg,
+            _cast(context, dtype), cfg, reader,
         )  # fmt: skip
-        return slot_sums(outputs, slots, loss)
+        return slot_sums(outputs, slots, loss, draft_ids)
 
     chunk = min(chunk, positions.shape[1])
     missing = -positions.shape[1] % chunk
@@ -205,7 +210,7 @@ def _cast(tree, dtype):
 class Outputs:
     """What the models say about the slots of blocks."""
 
-    draft: jax.Array  # [B, A, K, V] the drafter's logits, U + B
+    draft: jax.Array  # [B, A, K, V] the drafter's logits, U + B; Vd of a pruned vocabulary
     teacher: jax.Array  # [B, A, K, V] the target's logits for the same tokens
     confidence: jax.Array | None  # [B, A, K] logits
 
@@ -219,14 +224,16 @@ def block_outputs(
     first: jax.Array | None,
     context: Any,
     cfg: DraftingConfig,
+    reader: Target | None = None,
 ) -> Outputs:
     """Runs the drafter on blocks at `positions` [B, A], with the true tokens before each slot.
 
-    `first` [B, A] is where their documents begin; None: a row is one document.
+    `first` [B, A] is where their documents begin; None: a row is one document. `reader` is the
+    target with the LM head of the drafts; None: they have its own.
     """
     with jax.named_scope("draft"):
         draft, certain = kind_of(cfg).training_logits(
-            params, target, slots.previous, positions, context, first, cfg=cfg
+            params, reader or target, slots.previous, positions, context, first, cfg=cfg
         )
     with jax.named_scope("teacher"):
         # Slot k predicts token a + k, which the target predicts at position a + k - 1.
@@ -239,8 +246,15 @@ def block_outputs(
     return Outputs(draft, teacher, certain)
 
 
-def slot_sums(outputs: Outputs, slots: Slots, loss: LossConfig) -> Sums:
-    """Losses and measures of blocks; slots that do not count add nothing, whatever they hold."""
+def slot_sums(
+    outputs: Outputs, slots: Slots, loss: LossConfig, draft_ids: jax.Array | None = None
+) -> Sums:
+    """Losses and measures of blocks; slots that do not count add nothing, whatever they hold.
+
+    Of a drafter that proposes the tokens `draft_ids` [Vd] alone: a slot whose text is another token
+    has no cross-entropy; soft targets are the target's distribution over these, renormalised; L1
+    distance, and with it acceptance, is over all tokens, with draft probability 0 for the others.
+    """
     with jax.named_scope("losses"):
         counted = slots.counted
         draft, teacher = (
@@ -252,15 +266,25 @@ def slot_sums(outputs: Outputs, slots: Slots, loss: LossConfig) -> Sums:
 
         total = jax.nn.logsumexp(draft, axis=-1)
         p_target = jax.nn.softmax(teacher, axis=-1)
-        if loss.soft_targets:
-            wanted = (p_target * draft).sum(-1)
-        else:
+        missed = 0.0
+        if draft_ids is None:
             label = jax.lax.broadcasted_iota(jnp.int32, draft.shape, draft.ndim - 1)
-            wanted = jnp.where(label == slots.labels[..., None], draft, 0).sum(-1)
-        ce = total - wanted
+        else:
+            p_target, label = p_target[..., draft_ids], jnp.asarray(draft_ids)
+            missed = jnp.maximum(1 - p_target.sum(-1), 0)
+        if loss.soft_targets:
+            shares = p_target
+            if draft_ids is not None:
+                shares = jax.nn.softmax(teacher[..., draft_ids], axis=-1)
+            ce = total - (shares * draft).sum(-1)
+        else:
+            named = label == slots.labels[..., None]
+            ce = total - jnp.where(named, draft, 0).sum(-1)
+            if draft_ids is not None:
+                ce = jnp.where(named.any(-1), ce, 0)
         log_p = draft - total[..., None]
         p_draft = jnp.exp(log_p if loss.tv_weight else jax.lax.stop_gradient(log_p))
-        tv = jnp.abs(p_draft - p_target).sum(-1)
+        tv = jnp.abs(p_draft - p_target).sum(-1) + missed
         acceptance = jax.lax.stop_gradient(jnp.clip(1 - tv / 2, 0, 1))
 
         if outputs.confidence is None:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from dspark_jax import plans, scheduler, sharding, verify
+from dspark_jax import plans, scheduler, sharding, verify, vocabulary
 from dspark_jax.config import TransformerConfig
 from dspark_jax.drafters.kinds import Memory, kind_of
 from dspark_jax.flat import FlatTokens, pack
@@ -275,7 +275,7 @@ def _draft(
         return Draft(jnp.zeros((rows, 0), jnp.int32), None, None), state.draft_cache
     draft, cache = kind_of(models.drafter_config).draft(
         models.drafter,
-        models.target,
+        vocabulary.reader(models.drafter.vocabulary, models.target),
         state.anchor,
         state.position,
         state.draft_cache,
@@ -286,6 +286,7 @@ def _draft(
         truncate=cfg.truncate,
         mesh=models.mesh,
     )
+    draft = vocabulary.widened(draft, models.drafter.vocabulary, models.target_config.vocab_size)
     told = sharding.agreed((draft.tokens, draft.confidence_logits), models.mesh)
     return dataclasses.replace(draft, tokens=told[0], confidence_logits=told[1]), cache
 

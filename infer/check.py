@@ -31,12 +31,13 @@ from dspark_jax.config import (
     require,
 )
 from dspark_jax.generation import Pair
-from dspark_jax.io import cli, files
+from dspark_jax.io import cli, files, model_config
 from dspark_jax.io.model_config import DRAFTERS, TARGETS
 from dspark_jax.io.tensors import Tensors, open_tensors
 from dspark_jax.request import Request
 from dspark_jax.state import Models
 from dspark_jax.targets import dense
+from dspark_jax.vocabulary import from_offsets
 from infer.engine import Engine
 from infer.summary import mean_accepted_length
 
@@ -109,6 +110,8 @@ def describe_drafter(cfg: DraftingConfig) -> str:
         rank = cfg.markov_rank
         parts.append(f"{cfg.head} head of rank {rank}" if rank else "no sequential head")
         reads = "hidden state and Markov embedding" if cfg.confidence_with_markov else reads
+    if cfg.draft_vocab_size is not None:
+        parts.append(f"drafts {cfg.draft_vocab_size} of {cfg.vocab_size} tokens")
     parts.append(f"confidence head on {reads}" if cfg.confidence_head else "no confidence head")
     if cfg.target_layer_ids:
         taps = ", ".join(map(str, cfg.target_layer_ids))
@@ -152,6 +155,7 @@ def compare_copies(target: Path, draft: Path, cfg: TargetConfig) -> list[tuple[s
     """
     theirs, ours = open_tensors(target), Tensors(draft)
     shape = (cfg.vocab_size, cfg.hidden_size)
+    size = model_config.load_drafter_config(draft).draft_vocab_size
     embed = "model.embed_tokens.weight"
     found = []
     for mine, other in (
@@ -161,7 +165,11 @@ def compare_copies(target: Path, draft: Path, cfg: TargetConfig) -> list[tuple[s
         if mine not in ours:
             found.append((f"{mine} is not in the drafter; the target's is used", True))
             continue
-        a, b = ours.read(mine, shape), theirs.read(other, shape)
+        b = theirs.read(other, shape)
+        if mine == "lm_head.weight" and size is not None:
+            d2t = ours.read("d2t", (size,))
+            b = b[from_offsets(d2t, cfg.vocab_size, str(draft))]
+        a = ours.read(mine, b.shape)
         narrow = min(a.dtype, b.dtype, key=lambda d: (ml_dtypes.finfo(d).bits, d.name))
         a, b = a.astype(narrow), b.astype(narrow)
         if np.array_equal(a, b):

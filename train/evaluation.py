@@ -18,6 +18,7 @@ from dspark_jax.request import Request
 from dspark_jax.state import Models
 from dspark_jax.targets import dense
 from dspark_jax.targets.dense import Target
+from dspark_jax.vocabulary import with_vocabulary
 from train import hosts
 from train.step import Batch, StepConfig, draw_anchors, make_sums
 
@@ -80,9 +81,10 @@ def decode(
     that are stacked are copied for it.
     """
     dtype = target.embed.dtype
+    drafter = jax.tree.map(lambda x: x.astype(dtype), params)
     models = Models(
         target=dense.unstack_layers(target),
-        drafter=jax.tree.map(lambda x: x.astype(dtype), params),
+        drafter=with_vocabulary(drafter, target, cfg.draft_ids),
         target_config=dataclasses.replace(
             cfg.target, stop_token_ids=cfg.target.stop_token_ids or tokenizer.eos_ids
         ),

@@ -18,6 +18,8 @@ from dspark_jax import params as parameters
 from dspark_jax.config import require
 from dspark_jax.drafters.kinds import kind_of
 from dspark_jax.io import cli, hf
+from dspark_jax.vocabulary import with_vocabulary
+from train import draft_tokens
 from train.checkpoint import damage, load, newest_whole, steps
 from train.target import target_folder
 from train.workdir import CHECKPOINTS, read_workdir
@@ -64,8 +66,10 @@ def export(settings: ExportSettings) -> None:
         parameters.abstract(kind_of(cfg).specs(cfg)),
     )
     found, _ = load(folder, step, {"params": abstract})
+    ids = draft_tokens.read(settings.workdir, cfg)
+    params = with_vocabulary(found["params"], target, ids)
     hf.save_drafter(
-        output, cfg, found["params"], target=(target_config, target),
+        output, cfg, params, target=(target_config, target),
         dtype=jnp.dtype(run.compute.dtype),
     )  # fmt: skip
     print(f"drafter of {step} steps: {output}")

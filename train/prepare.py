@@ -9,13 +9,16 @@ import sys
 
 import grain
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from dspark_jax import self_attention, sharding
 from dspark_jax.config import DraftingConfig, TargetConfig, require
 from dspark_jax.drafters.kinds import AnyDrafter
 from dspark_jax.io import files, hf, model_config
-from train import hosts
+from dspark_jax.targets.dense import Target
+from dspark_jax.vocabulary import columns
+from train import draft_tokens, hosts
 from train.checkpoint import Checkpoints, steps
 from train.data import make_batches, open_documents, own_place
 from train.encoding import Encoder, make_encoder
@@ -39,6 +42,9 @@ def prepare(settings: Settings) -> Run:
     mesh = make_mesh(settings)
     encoder = make_encoder(settings.data, folder, target_config)
     cfg = step_config(settings, target_config, drafter_config)
+    begun = bool(steps(settings.workdir / CHECKPOINTS))
+    params = None if begun else initial_drafter(settings, drafter_config, mesh)
+    cfg = dataclasses.replace(cfg, draft_ids=draft_ids(settings, drafter_config, encoder, params))
     share = hosts.batch_share(mesh)
     batches = batches_of(settings, settings.data.files, encoder, share)
     held_out = None
@@ -47,11 +53,11 @@ def prepare(settings: Settings) -> Run:
         rows = batches_of(settings, settings.held_out_files, encoder, (0, 1))
         rows = itertools.islice(rows, settings.evaluation.evaluate_batches)
         held_out = HeldOut(cfg, mesh, [batch_of(items) for items in rows])
-    begun = bool(steps(settings.workdir / CHECKPOINTS))
-    params = None if begun else initial_drafter(settings, drafter_config, mesh)
     target = load_target(settings, folder, target_config, mesh)
     if hosts.writes():
         write_workdir(settings)
+        if cfg.draft_ids is not None:
+            draft_tokens.write(settings.workdir, cfg.draft_ids)
 
     checkpoints = Checkpoints(
         settings.workdir / CHECKPOINTS, keep=settings.keep, keep_best=settings.keep_best
@@ -61,7 +67,9 @@ def prepare(settings: Settings) -> Run:
         places = state_shardings(cfg, mesh)
         start = target if settings.start == "target" and params is None else None
         state = jax.jit(functools.partial(init_state, cfg), out_shardings=places)(start)
-        state = state if params is None else state.replace(params=params)
+        if params is not None:
+            params = own_parameters(settings, params, target)
+            state = state.replace(params=params)
     else:
         state, place = checkpoints.restore(abstract_state(cfg, mesh))
         batches.set_state(own_place(place["data"], *share))
@@ -82,6 +90,22 @@ def batches_of(
             print(line, file=sys.stderr)
     part, parts = share
     return make_batches(data, documents, encoder, seed=settings.seed, part=part, parts=parts)
+
+
+def draft_ids(
+    settings: Settings, cfg: DraftingConfig, encoder: Encoder, drafter: AnyDrafter | None
+) -> tuple[int, ...] | None:
+    """The tokens to draft: those of the run that goes on, those of the drafter that is trained
+    further, or the most frequent ones of the data; None: all."""
+    if cfg.draft_vocab_size is None:
+        return None
+    if drafter is not None and drafter.vocabulary is not None:
+        return tuple(drafter.vocabulary.ids.tolist())
+    found = draft_tokens.read(settings.workdir, cfg)
+    if found is not None:
+        return found
+    # All of each batch, so that every host counts the same.
+    return draft_tokens.count(batches_of(settings, settings.data.files, encoder, (0, 1)), cfg)
 
 
 def initial_drafter(settings: Settings, cfg: DraftingConfig, mesh: Mesh) -> AnyDrafter | None:
@@ -111,6 +135,19 @@ def initial_drafter(settings: Settings, cfg: DraftingConfig, mesh: Mesh) -> AnyD
         f"{name}: it has no weights of a confidence head; expected them, or confidence_head=False",
     )
     return params
+
+
+def own_parameters(settings: Settings, drafter: AnyDrafter, target: Target) -> AnyDrafter:
+    """What is trained of a drafter. The LM head of a pruned vocabulary is not: it must be the
+    target's, or an `InputError` says so."""
+    vocabulary = drafter.vocabulary
+    if vocabulary is not None:
+        expected = columns(target, vocabulary.ids).astype(jnp.float32)
+        require(
+            bool(jnp.allclose(vocabulary.lm_head, expected, rtol=1e-2, atol=1e-3)),
+            f"{settings.init_from}: its LM head differs from that of the target, expected the same",
+        )
+    return dataclasses.replace(drafter, vocabulary=None)
 
 
 def make_mesh(settings: Settings) -> Mesh:

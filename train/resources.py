@@ -75,7 +75,7 @@ def step_flops(cfg: StepConfig, batch: int, length: int) -> float:
     trained = (
         length * (2 * projection + 3 * context)
         + slots * 3 * (slot + seen * drafter.num_layers * _attended(drafter))
-        + slots * 2 * width * vocab
+        + slots * 2 * width * drafter.output_size
     )
     return 2.0 * batch * (frozen + trained)
 

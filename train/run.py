@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from dspark_jax.io import hf
 from dspark_jax.io.tokenizer import Tokenizer
 from dspark_jax.targets import dense
+from dspark_jax.vocabulary import with_vocabulary
 from train import data, hosts
 from train.checkpoint import Checkpoints
 from train.evaluation import SCORE, HeldOut, decode, prompts
@@ -139,7 +140,7 @@ class Run:
         hf.save_drafter(
             folder,
             self.cfg.drafter,
-            params,
+            with_vocabulary(params, target, self.cfg.draft_ids),
             target=(self.cfg.target, target),
             dtype=jnp.dtype(self.settings.compute.dtype),
         )

@@ -62,6 +62,8 @@ class DrafterSettings:
     """Id of the target's vocabulary that stands for a token not yet drafted."""
     num_anchors: int = 24
     """A, blocks drafted a document and step."""
+    draft_vocab_size: int | None = None
+    """Draft the most frequent tokens of the training data alone, so many; default: all tokens."""
 
     def __post_init__(self):
         _positive(self, "num_anchors")
@@ -76,6 +78,7 @@ class DrafterSettings:
     def config(self, target: TargetConfig) -> DraftingConfig:
         """The drafter for this target; raises `InputError` when they do not go together."""
         names = ["num_layers", "block_size", "confidence_head", "target_layer_ids", "num_anchors"]
+        names.append("draft_vocab_size")
         if self.kind == "dspark":
             names += ["head", "markov_rank", "confidence_with_markov", "mask_token_id"]
         fields = {name: getattr(self, name) for name in names}

@@ -71,6 +71,8 @@ class StepConfig:
     microbatches: int = 1
     attention: AttentionKind = "reference"
     documents_per_row: int = 1
+    draft_ids: tuple[int, ...] | None = None
+    """Tokens that may be drafted; None: all."""
 
 
 Step = Callable[[TrainState, Target, Batch], tuple[TrainState, Report]]
@@ -122,6 +124,7 @@ def make_sums(cfg: StepConfig, mesh: AnyMesh) -> Callable[..., Sums]:
 
     drafter_specs, target_specs = kind_of(cfg.drafter).specs(cfg.drafter), dense.specs(cfg.target)
     one = layer_specs(cfg.target, qk_norm=cfg.target.qk_norm)
+    draft_ids = None if cfg.draft_ids is None else jnp.array(cfg.draft_ids, jnp.int32)
 
     def fetch_layer(layer: Layer) -> Layer:
         return sharding.fetched(layer, one, mesh)
@@ -145,7 +148,7 @@ def make_sums(cfg: StepConfig, mesh: AnyMesh) -> Callable[..., Sums]:
         return losses.drafter_sums(
             params, target, hidden.seen, hidden.final, batch.tokens, batch.loss_mask,
             positions, valid, batch.segments, cfg=cfg.drafter, loss=cfg.loss,
-            chunk=cfg.anchor_chunk,
+            chunk=cfg.anchor_chunk, draft_ids=draft_ids,
         )  # fmt: skip
 
     return sums

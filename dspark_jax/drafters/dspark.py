@@ -31,6 +31,7 @@ from dspark_jax.sampling import Draft, Sampling, choose
 from dspark_jax.targets import dense
 from dspark_jax.targets.dense import Target
 from dspark_jax.transformer import Layer, block, layer_specs
+from dspark_jax.vocabulary import Vocabulary, token_ids
 
 KeyValue = tuple[jax.Array, jax.Array]
 
@@ -45,6 +46,7 @@ class Drafter:
     norm: jax.Array  # [D]
     head: heads.Markov | None
     confidence: confidence.Confidence | None
+    vocabulary: Vocabulary | None = None  # None: any token is drafted; not trained
 
 
 def specs(cfg: DrafterConfig) -> Drafter:
@@ -257,6 +259,7 @@ def draft_block(
             state, code = head.step(state, previous, slot)
             scores = scores + (code @ head.w2).astype(wide)
         token, probs = choose(scores, sampling, u, truncate=truncate)
+        token = token_ids(params.vocabulary, token)
         return (token, state), (token, probs)
 
     by_slot = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (logits, slots, noise))

@@ -29,7 +29,7 @@ class Markov:
     """The vanilla head, and the token embedding and output that all heads have."""
 
     w1: jax.Array  # [V, r] embedding of the token before
-    w2: jax.Array  # [r, V]
+    w2: jax.Array  # [r, V], or [r, Vd] of a pruned draft vocabulary
 
     def prepare(self, hidden: jax.Array) -> jax.Array:
         """Per-slot part of `hidden` [..., K, D]; the vanilla head has none."""
@@ -78,7 +78,7 @@ def specs(cfg: DrafterConfig) -> Markov | None:
     v, r, d = cfg.vocab_size, cfg.markov_rank, cfg.hidden_size
     token = {
         "w1": spec((v, r), ("vocab", "rank")),
-        "w2": spec((r, v), ("rank", "vocab")),
+        "w2": spec((r, cfg.output_size), ("rank", "vocab")),
     }
     match cfg.head:
         case "vanilla":

@@ -41,6 +41,7 @@ from dspark_jax.sampling import Draft, Sampling, choose
 from dspark_jax.targets import dense
 from dspark_jax.targets.dense import Target
 from dspark_jax.transformer import Layer, layer_specs, residual_block
+from dspark_jax.vocabulary import Vocabulary, token_ids
 
 
 @struct.dataclass
@@ -52,6 +53,7 @@ class Eagle3:
     layer: Layer  # reads 2 D
     norm: jax.Array  # [D]
     confidence: Confidence | None
+    vocabulary: Vocabulary | None = None  # None: any token is drafted; not trained
 
     def project(self, seen: jax.Array) -> jax.Array:
         """g [..., D] of what the target shows [..., F]."""
@@ -75,6 +77,7 @@ class Mtp:
     layer: Layer
     norm: jax.Array  # [D]
     confidence: Confidence | None
+    vocabulary: Vocabulary | None = None  # None: any token is drafted; not trained
 
     def project(self, seen: jax.Array) -> jax.Array:
         """As `Eagle3.project`: what the target shows is the state itself."""
@@ -264,6 +267,7 @@ def draft(
         scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
         scores = scores if u is None else sharding.whole(scores, mesh)
         token, probs = choose(scores, sampling, u, truncate=truncate)
+        token = token_ids(params.vocabulary, token)
         return (place + 1, token, x, cache), (token, probs, final)
 
     start = (position, anchor, memory.hidden, memory.cache)

@@ -17,7 +17,9 @@ from dspark_jax.config import DraftingConfig, TargetConfig, require
 from dspark_jax.drafters.kinds import AnyDrafter, kind_of
 from dspark_jax.io import files, layouts, model_config
 from dspark_jax.io.tensors import Place, Tensors, load_parameters, open_tensors, report_extra
+from dspark_jax.params import spec
 from dspark_jax.targets import dense
+from dspark_jax.vocabulary import Vocabulary, from_offsets
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +61,29 @@ def load_drafter(
         cfg = dataclasses.replace(cfg, confidence_head=False)
     layout = layouts.drafter_layout(cfg)
     params = load_parameters(tensors, kind_of(cfg).specs(cfg), layout, dtype, place)
-    report_extra(tensors, layout, known=("embed_tokens.weight", "lm_head.weight"))
+    known = ["embed_tokens.weight", "lm_head.weight"]
+    if cfg.draft_vocab_size is not None:
+        known += ["d2t", "t2d"]
+        vocabulary = _load_vocabulary(tensors, cfg, dtype, place)
+        params = dataclasses.replace(params, vocabulary=vocabulary)
+    report_extra(tensors, layout, known=known)
     return cfg, params
+
+
+def _load_vocabulary(
+    tensors: Tensors, cfg: DraftingConfig, dtype: Any, place: Place | None
+) -> Vocabulary:
+    size = cfg.output_size
+    ids = from_offsets(tensors.read("d2t", (size,)), cfg.vocab_size, str(tensors.path))
+    if "t2d" in tensors:
+        t2d = tensors.read("t2d", (cfg.vocab_size,))
+        require(
+            t2d.sum() == size and t2d[ids].all(),
+            f"{tensors.path}: t2d names other tokens than d2t, expected the same",
+        )
+    spec_ = spec((cfg.hidden_size, size), ("embed", "vocab"))
+    lm_head = load_parameters(tensors, spec_, layouts.draft_head_layout(), dtype, place)
+    return Vocabulary(jnp.asarray(ids), lm_head)
 
 
 def save_target(
@@ -96,15 +119,24 @@ def save_drafter(
         (whole.embed, whole.lm_head), (target_params.embed, target_params.lm_head)
     )
     embed = shared["model.embed_tokens.weight"]
-    tensors = layouts.export(layouts.drafter_layout(config), params)
+    vocabulary, own = params.vocabulary, dataclasses.replace(params, vocabulary=None)
+    tensors = layouts.export(layouts.drafter_layout(config), own)
     tensors |= {"embed_tokens.weight": embed, "lm_head.weight": shared.get("lm_head.weight", embed)}
+    if vocabulary is not None:
+        ids = np.asarray(vocabulary.ids, np.int64)
+        tensors |= layouts.export(layouts.draft_head_layout(), vocabulary.lm_head)
+        tensors["d2t"] = ids - np.arange(len(ids))
+        tensors["t2d"] = np.isin(np.arange(config.vocab_size), ids)
     _write_folder(
         Path(path), model_config.drafter_json(config, target_config), _cast(tensors, dtype)
     )
 
 
 def _cast(tensors: dict[str, np.ndarray], dtype: Any) -> dict[str, np.ndarray]:
-    return tensors if dtype is None else {n: t.astype(dtype) for n, t in tensors.items()}
+    """Numbers of the models as `dtype`; ids and flags stay what they are."""
+    if dtype is None:
+        return tensors
+    return {n: t if n in ("d2t", "t2d") else t.astype(dtype) for n, t in tensors.items()}
 
 
 def _write_folder(folder: Path, config: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:

@@ -181,6 +181,11 @@ def _head_layout(cfg: DrafterConfig) -> heads.Markov | None:
             return None
 
 
+def draft_head_layout() -> Any:
+    """Codec of the LM head [D, Vd] of a pruned draft vocabulary."""
+    return _linear("lm_head.weight")
+
+
 def export(layout: Any, params: Any) -> dict[str, np.ndarray]:
     """The tensors of `params` by name, as `layout` says."""
     tensors = {}

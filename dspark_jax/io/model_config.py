@@ -167,8 +167,15 @@ def load_drafter_config(folder: Path) -> DraftingConfig:
         num_target_layers=fields.get("num_target_layers", int),
         confidence_head=fields.get("enable_confidence_head", bool, False),
         num_anchors=fields.get("num_anchors", int, 512),
+        draft_vocab_size=_draft_vocab_size(fields),
         **own,
     )
+
+
+def _draft_vocab_size(fields: _Fields) -> int | None:
+    """None also where it is that of the target, as other engines write it."""
+    size = fields.get("draft_vocab_size", int, None)
+    return None if size == fields.get("vocab_size", int) else size
 
 
 def _dspark_fields(fields: _Fields) -> dict[str, Any]:
@@ -249,6 +256,8 @@ def drafter_json(cfg: DraftingConfig, target: TargetConfig) -> dict[str, Any]:
         "num_anchors": cfg.num_anchors,
         "enable_confidence_head": cfg.confidence_head,
     }
+    if cfg.draft_vocab_size is not None:
+        own["draft_vocab_size"] = cfg.draft_vocab_size
     if cfg.confidence_head:
         own["confidence_head_with_markov"] = False
     match cfg:

@@ -7,7 +7,9 @@ import pytest
 
 from dspark_jax.config import (
     DrafterConfig,
+    Eagle3Config,
     InputError,
+    MtpConfig,
     Rope,
     TargetConfig,
     TransformerConfig,
@@ -75,6 +77,8 @@ def test_heads_divide():
         ({"markov_rank": -1}, "markov_rank=-1"),
         ({"head": "none", "markov_rank": 0}, "markov_rank=0 with a confidence head"),
         ({"hidden_size": 0}, "hidden_size=0"),
+        ({"draft_vocab_size": 0}, "draft_vocab_size=0: expected a number in 1..31"),
+        ({"draft_vocab_size": 32}, "draft_vocab_size=32"),
     ],
 )
 def test_bad_drafter(changes, said):
@@ -145,3 +149,26 @@ def test_llama3_frequencies():
     found = rope.frequencies(8)
     assert found == pytest.approx([1.0, between, 0.01 / 8, 0.001 / 8])
     assert 0.1 / 8 < between < 0.1
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "said"),
+    [
+        (Eagle3Config, {"num_layers": 2}, "num_layers=2: expected 1"),
+        (Eagle3Config, {"target_layer_ids": ()}, "target_layer_ids is empty"),
+        (Eagle3Config, {"target_layer_ids": (3,)}, "the last layer, 3, cannot be tapped"),
+        (Eagle3Config, {"block_size": 0}, "block_size=0"),
+        (Eagle3Config, {"step_loss_decay": 0.0}, "step_loss_decay=0.0"),
+        (Eagle3Config, {"step_loss_decay": 1.1}, "step_loss_decay=1.1"),
+        (MtpConfig, {"num_layers": 2}, "num_layers=2: expected 1"),
+        (MtpConfig, {"block_size": 2}, "block_size=2: expected 1"),
+        (MtpConfig, {"target_layer_ids": (0,)}, "target_layer_ids=[0]: expected none"),
+    ],
+)
+def test_bad_recurrent_drafters(kind, changes, said):
+    fields = {**SIZES, "num_layers": 1, "num_target_layers": 4}
+    fields |= {"block_size": 3, "target_layer_ids": (0, 2)} if kind is Eagle3Config else {}
+    good = kind(**fields)
+    assert (good.reads_tokens, good.least_context, good.output_size) == (True, 1, 32)
+    assert kind(**fields, draft_vocab_size=9).output_size == 9
+    assert said in refused(kind, **{**fields, **changes})

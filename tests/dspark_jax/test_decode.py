@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from dspark_jax import params
-from dspark_jax.config import HEADS, InputError
+from dspark_jax.config import HEADS, Eagle3Config, InputError
 from dspark_jax.decode import catch_up, decode_rounds
-from dspark_jax.drafters import dspark
+from dspark_jax.drafters.kinds import kind_of
 from dspark_jax.io import hf
 from dspark_jax.plans import Plan
 from dspark_jax.prefill import prefill
@@ -454,13 +454,19 @@ def test_three_hundred_rounds_leave_the_caches_of_a_fresh_prefill(long_run):
     np.testing.assert_allclose(verdicts[0][2], verdicts[1][2], atol=1e-3)
 
 
-@pytest.mark.parametrize("greedy", [True, False])
-def test_rounds_hold_no_second_copy_of_a_cache(tiny_pair, greedy):
+@pytest.mark.parametrize(
+    ("kind", "greedy"), [("dspark", True), ("dspark", False), ("eagle3", False)]
+)
+def test_rounds_hold_no_second_copy_of_a_cache(tiny_pair, kind, greedy):
     """Caches that are large beside everything else: 8 rows of 2048 positions."""
     models = tiny_pair("vanilla")
     wide = {"num_kv_heads": 2, "head_dim": 64}
     target_config = dataclasses.replace(models.target_config, **wide)
     drafter_config = dataclasses.replace(models.drafter_config, **wide)
+    if kind == "eagle3":
+        drafter_config = Eagle3Config.for_target(
+            target_config, num_layers=1, block_size=BLOCK, target_layer_ids=(-1, 0)
+        )
     rows, length = 8, 2048
     shape = jax.ShapeDtypeStruct
     f32 = functools.partial(shape, dtype=jnp.float32)
@@ -469,7 +475,7 @@ def test_rounds_hold_no_second_copy_of_a_cache(tiny_pair, greedy):
         key = jax.random.key(0)
         wide_models = Models(
             params.init(key, dense.specs(target_config)),
-            params.init(key, dspark.specs(drafter_config)),
+            params.init(key, kind_of(drafter_config).specs(drafter_config)),
             target_config,
             drafter_config,
         )

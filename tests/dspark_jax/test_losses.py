@@ -414,7 +414,7 @@ def test_impossible_settings(settings, named):
 def test_soft_targets_by_hand():
     """The cross-entropy with the target's distribution, of slots that count alone."""
     rng = np.random.default_rng(0)
-    draft, teacher = rng.normal(size=(2, 2, 3, 2, 7))
+    draft, teacher = rng.normal(size=(2, 2, 3, 2, 7)).astype(np.float32)
     counted = np.array([[[1, 1], [1, 0], [0, 0]], [[1, 0], [1, 1], [1, 1]]], bool)
     slots = anchors.Slots(np.zeros((2, 3, 2), int), np.zeros((2, 3, 2), int), counted)
     cfg = LossConfig(1, 0, 0, loss_decay=2.0, soft_targets=True)

@@ -41,6 +41,16 @@ V, K = 3, 2
 ALMOST_ONE = np.nextafter(1.0, 0.0)
 
 
+def as_float64(tree):
+    """Numbers in float64; ids stay ids."""
+
+    def widen(x):
+        floating = jnp.issubdtype(x.dtype, jnp.floating)
+        return jnp.asarray(x, jnp.float64) if floating else jnp.asarray(x)
+
+    return jax.tree.map(widen, tree)
+
+
 class Round:
     """One round of every possible draft, its noise chosen instead of drawn.
 
@@ -49,7 +59,7 @@ class Round:
     """
 
     def __init__(self, models, setting, rng):
-        self.drafter = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), models.drafter)
+        self.drafter = as_float64(models.drafter)
         self.setting = setting
         self.base, self.hidden = rng.normal(size=(K, V)), rng.normal(size=(K, 16))
         # A confident first slot, so that a threshold can tell second slots apart.

@@ -7,6 +7,8 @@ import pytest
 from dspark_jax import generation
 from dspark_jax.config import Eagle3Config, InputError, MtpConfig
 from dspark_jax.request import Request
+from train import draft_tokens
+from train.export import main as export
 from train.main import main
 from train.settings import DrafterSettings
 
@@ -57,6 +59,48 @@ def test_a_run_learns_and_what_it_exports_is_lossless(
     alone = generation.load(small_target, None)
     plain = generation.generate(alone, asked, slots=2, ignore_stop=True)
     assert [c.token_ids for c in found] == [c.token_ids for c in plain]
+
+
+def test_a_pruned_vocabulary(small_target, text_file, tmp_path, monkeypatch):
+    """Counted once, kept with the run, exported by either command, and lossless."""
+    monkeypatch.setattr(draft_tokens, "COUNTED", 2000)
+    workdir = tmp_path / "run"
+    args = [
+        *("--workdir", str(workdir), "--target", str(small_target), "--files", str(text_file)),
+        *("--num-layers", "1", "--num-anchors", "8", "--max-length", "32", "--batch-size", "4"),
+        *("--block-size", "2", "--markov-rank", "4", "--target-layer-ids", "0", "2"),
+        *("--learning-rate", "0.01", "--log-every", "10", "--devices", "1", "--steps", "20"),
+        *("--draft-vocab-size", "12", "--decode-every", "20", "--decode-tokens", "8"),
+        *("--held-out-files", str(text_file), "--evaluate-every", "20"),
+    ]
+    assert main(["tiny", *args]) == 0
+    lines = [json.loads(x) for x in (workdir / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    ids = json.loads((workdir / draft_tokens.FILE).read_text())["ids"]
+    pair = generation.load(small_target, workdir / "drafter")
+    assert pair.models.drafter.vocabulary.ids.tolist() == ids
+    # Lines are "i times i is n".
+    assert set(" is1") <= {pair.tokenizer.decode([i]) for i in ids}
+    assert export(["--workdir", str(workdir), "--output", str(tmp_path / "again")]) == 0
+    first, second = (
+        (folder / "model.safetensors").read_bytes()
+        for folder in (workdir / "drafter", tmp_path / "again")
+    )
+    assert first == second
+    asked = [Request(pair.tokenizer.encode("7 times"), max_new_tokens=24)]
+    alone = generation.load(small_target, None)
+    found, plain = (
+        generation.generate(p, asked, slots=1, ignore_stop=True)[0] for p in (pair, alone)
+    )
+    assert found.token_ids == plain.token_ids
+    # A run goes on with the tokens that it began with, and can be the start of another.
+    further = [a if a != str(workdir) else str(tmp_path / "further") for a in args]
+    assert main(["tiny", *further, "--init-from", str(workdir / "drafter")]) == 0
+    there = (tmp_path / "further" / draft_tokens.FILE).read_text()
+    assert there == (workdir / draft_tokens.FILE).read_text()
+    (workdir / draft_tokens.FILE).write_text('{"ids": [1, 1, 2]}')
+    with pytest.raises(InputError, match=r"expected 12 different ids in 0\.\.263"):
+        main(["tiny", *args])
 
 
 def test_a_sequential_head_belongs_to_dspark():

@@ -3,7 +3,7 @@ import dataclasses
 import jax
 import pytest
 
-from dspark_jax.config import DrafterConfig, TargetConfig
+from dspark_jax.config import DrafterConfig, Eagle3Config, MtpConfig, TargetConfig
 from dspark_jax.losses import LossConfig
 from train.resources import PEAK_FLOPS, peak_flops, peak_memory, step_flops
 from train.settings import OptimizerSettings
@@ -40,6 +40,26 @@ def test_operations_of_a_step_by_hand(head, sequential):
     blocks = 2 * 20 * 3 * 2 * (layer + (2.5 + 4) * pairs)
     shared = dataclasses.replace(cfg, documents_per_row=2)
     assert step_flops(shared, 2, 10) == 2 * 2 * (target + context + blocks + 2 * logits)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "mtp"])
+def test_operations_of_recurrent_drafters_by_hand(kind):
+    """B = 2 rows of S = 10 tokens, A = 5 blocks; 30 of the 100 tokens can be drafted."""
+    layer = 8 * (2 + 2) * 6 + 12 * 8 + 3 * 8 * 12
+    keys_values, pairs = 2 * 6 * 8, 2 * 2 * 6
+    shared = {"num_layers": 1, "num_anchors": 5, "draft_vocab_size": 30}
+    if kind == "eagle3":  # q, k and v read twice the width
+        drafter = Eagle3Config.for_target(TARGET, block_size=4, target_layer_ids=(0, 1), **shared)
+        slots, seen, slot = 20, 5 + 4, layer + 8 * (2 + 2) * 6
+        context = 10 * (2 * 16 * 8 + 3 * 2 * keys_values)
+    else:  # two vectors are joined to one in front of the layer, in the context as well
+        drafter = MtpConfig.for_target(TARGET, **shared)
+        slots, seen, slot = 5, 5 + 1, layer + 16 * 8
+        context = 10 * 3 * (keys_values + 16 * 8)
+    target = 10 * 3 * layer + 55 * 3 * pairs + slots * 8 * 100
+    blocks = slots * 3 * (slot + seen * pairs) + slots * 2 * 8 * 30
+    cfg = StepConfig(TARGET, drafter, LossConfig(1, 0, 0), OptimizerSettings())
+    assert step_flops(cfg, 2, 10) == 2 * 2 * (target + context + blocks)
 
 
 def test_peak_of_devices():

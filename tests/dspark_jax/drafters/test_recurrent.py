@@ -20,8 +20,9 @@ from dspark_jax.layers import ones, rope_angles
 from dspark_jax.plans import ladder
 from dspark_jax.request import Request
 from dspark_jax.state import DecodeConfig, Models
+from dspark_jax.vocabulary import reader
 from tests.dspark_jax.test_verify import K as DRAFTS
-from tests.dspark_jax.test_verify import Round, settings
+from tests.dspark_jax.test_verify import Round, as_float64, settings
 from tests.dspark_jax.test_verify import V as WORDS
 from tests.dspark_jax.test_verify import schedule as schedule_lengths
 
@@ -334,17 +335,17 @@ class RecurrentRound(Round):
     """`Round` with drafts that are made one after the other, by a drafter that remembers."""
 
     def __init__(self, models, setting, rng):
-        self.models = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), models.replace(mesh=None))
+        self.models = as_float64(models)
         memory = recurrent.create_cache(models.drafter_config, 1, 8, jnp.float64)
         self.memory = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape)), memory)
         super().__init__(models, setting, rng)
 
     def propose(self, noise):
-        rows, cfg = len(self.drafts), self.models.drafter_config
+        rows, cfg, drafter = len(self.drafts), self.models.drafter_config, self.models.drafter
         memory = jax.tree.map(lambda x: jnp.repeat(x, rows, axis=0), self.memory)
         found, _ = draft(
-            self.models.drafter,
-            self.models.target,
+            drafter,
+            reader(drafter.vocabulary, self.models.target),
             jnp.full(rows, self.anchor, jnp.int32),
             jnp.full(rows, 4),
             memory,

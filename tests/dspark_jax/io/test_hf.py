@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,19 @@ from safetensors.numpy import load_file
 
 from dspark_jax.config import DrafterConfig, Eagle3Config, InputError, MtpConfig
 from dspark_jax.drafters import dspark, recurrent
+from dspark_jax.drafters.kinds import kind_of
 from dspark_jax.io import hf
 from dspark_jax.targets import dense
-from tests.dspark_jax.io.conftest import DRAFTS, LLAMA, TARGET, edit_tensors, random_like, same
+from dspark_jax.vocabulary import with_vocabulary
+from tests.dspark_jax.io.conftest import (
+    DRAFTS,
+    LLAMA,
+    TARGET,
+    edit_tensors,
+    random_like,
+    refused,
+    same,
+)
 
 
 @pytest.mark.parametrize("cfg", [TARGET, LLAMA], ids=["qwen3", "llama"])
@@ -58,6 +69,66 @@ def test_recurrent_drafter_round_trip(name, tmp_path):
     tensors = load_file(tmp_path / "model.safetensors")
     inputs = 24 if name.startswith("eagle3") else 12
     assert tensors["layers.0.self_attn.q_proj.weight"].shape == (24, inputs)
+
+
+IDS = np.array([3, 4, 9, 15, 19])
+
+
+@pytest.fixture(scope="module")
+def pruned_folders(tmp_path_factory):
+    """A drafter of each kind that proposes five of twenty tokens; their folders by name."""
+    root = tmp_path_factory.mktemp("pruned")
+    for name, cfg in {"dspark": DRAFTS["vanilla"], **RECURRENT}.items():
+        cfg = dataclasses.replace(cfg, draft_vocab_size=len(IDS))
+        base = LLAMA if name.endswith("llama") else TARGET
+        target = random_like(dense.specs(base))
+        params = with_vocabulary(random_like(kind_of(cfg).specs(cfg)), target, IDS)
+        hf.save_drafter(root / name, cfg, params, target=(base, target))
+    return root
+
+
+@pytest.mark.parametrize("name", ["dspark", *RECURRENT])
+def test_pruned_vocabulary_round_trip(name, pruned_folders, tmp_path):
+    """To the bit, and its tensors are as EAGLE-3 and speculators have them."""
+    cfg, params = hf.load_drafter(pruned_folders / name)
+    assert cfg.draft_vocab_size == 5
+    base = LLAMA if name.endswith("llama") else TARGET
+    hf.save_drafter(tmp_path, cfg, params, target=(base, random_like(dense.specs(base))))
+    for file in ("config.json", "model.safetensors"):
+        assert (tmp_path / file).read_bytes() == (pruned_folders / name / file).read_bytes()
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert tensors["d2t"].dtype == np.int64
+    np.testing.assert_array_equal(tensors["d2t"], [3, 3, 7, 12, 15])
+    assert tensors["t2d"].dtype == bool
+    np.testing.assert_array_equal(np.flatnonzero(tensors["t2d"]), IDS)
+    head = tensors["embed_tokens.weight" if base is LLAMA else "lm_head.weight"]
+    assert tensors["lm_head.weight"].shape == (5, 12)
+    if base is LLAMA:
+        np.testing.assert_array_equal(tensors["lm_head.weight"], head[IDS])
+    if name == "dspark":
+        assert tensors["markov_head.markov_w1.weight"].shape == (20, 5)
+        assert tensors["markov_head.markov_w2.weight"].shape == (5, 5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"d2t": [3, 2, 7, 12, 15]}, "d2t gives token 3 to several draft ids"),
+        ({"d2t": [3, 3, 7, 12, 16]}, "d2t gives draft id 4 the token 20, expected one in 0..19"),
+        ({"d2t": [3, 3, 7, 12, 14]}, "t2d names other tokens than d2t"),
+        ({"d2t": [3, 3]}, "tensor d2t has shape [2], expected [5]"),
+        ({"d2t": None}, "tensor d2t is missing"),
+    ],
+)
+def test_pruned_vocabularies_that_are_refused(pruned_folders, tmp_path, changes, said):
+    folder = shutil.copytree(pruned_folders / "dspark", tmp_path / "d")
+
+    def change(tensors):
+        tensors |= {n: np.array(v, np.int64) for n, v in changes.items() if v is not None}
+        return {n: v for n, v in tensors.items() if changes.get(n, 0) is not None}
+
+    edit_tensors(folder, change)
+    assert said in refused(hf.load_drafter, folder)
 
 
 @pytest.mark.parametrize("name", ["qwen3_target", "llama_target_tied", "llama_target_llama3rope"])
