@@ -20,12 +20,24 @@ def _wide(x: jax.Array):
     return jnp.promote_types(x.dtype, jnp.float32)
 
 
+def _scale(given: float | None, head_dim: int) -> float:
+    return head_dim**-0.5 if given is None else given
+
+
 def causal_attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array | None = None
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segments: jax.Array | None = None,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
 ) -> jax.Array:
     """Each position attends to itself and what is before: q [B,S,G,M,H], k, v [B,S,G,H].
 
-    With `segments` [B, S] only what is before in its own document; see `segments`.
+    With `segments` [B, S] only what is before in its own document; see `segments`. Scores are
+    multiplied by `scale`, H^-1/2 by default; of a `window` it sees the last positions, itself
+    included.
     """
     b, s, g, m, h = q.shape
     q = q.transpose(0, 2, 3, 1, 4).reshape(b, g, m * s, h)
@@ -33,15 +45,25 @@ def causal_attention(
     scores = jnp.einsum("bgqh,bgsh->bgqs", q, k, preferred_element_type=_wide(q))
     places = jnp.arange(s)
     visible = jnp.tile(places, m)[:, None] >= places
+    if window is not None:
+        visible = visible & (jnp.tile(places, m)[:, None] - places < window)
     if segments is not None:
         own = segments[:, :, None] == segments[:, None, :]
         visible = visible & jnp.tile(own, (1, m, 1))[:, None]
-    weights = _softmax(scores * h**-0.5, visible).astype(v.dtype)
+    weights = _softmax(scores * _scale(scale, h), visible).astype(v.dtype)
     out = jnp.einsum("bgqs,bgsh->bgqh", weights, v)
     return out.reshape(b, g, m, s, h).transpose(0, 3, 1, 2, 4)
 
 
-def cached_attention(q: jax.Array, cache: KVCache, limit: jax.Array, first: int = 0) -> jax.Array:
+def cached_attention(
+    q: jax.Array,
+    cache: KVCache,
+    limit: jax.Array,
+    *,
+    first: int = 0,
+    scale: float | None = None,
+    window: int | None = None,
+) -> jax.Array:
     """Query t of row r attends to cache positions first .. limit[r, t] - 1.
 
     Args:
@@ -49,16 +71,21 @@ def cached_attention(q: jax.Array, cache: KVCache, limit: jax.Array, first: int 
       cache: the keys and values, those of the queries themselves included.
       limit: [R, T] where the visible positions end, above `first`.
       first: where they begin.
+      scale: what scores are multiplied with; default: H^-1/2.
+      window: how many positions before the limit are visible; None: all.
     Returns:
       [R, T, G, M, H].
     """
     r, t, g, m, h = q.shape
     q = q.transpose(0, 2, 3, 1, 4).reshape(r, g, m * t, h)
     scores = jnp.einsum("rgqh,rgsh->rgqs", q, cache.k, preferred_element_type=_wide(q))
-    visible = jnp.arange(cache.length) < jnp.tile(limit, (1, m))[:, None, :, None]
+    places, limit = jnp.arange(cache.length), jnp.tile(limit, (1, m))[:, None, :, None]
+    visible = places < limit
     if first:
-        visible = visible & (jnp.arange(cache.length) >= first)
-    scores = jnp.where(visible, scores * h**-0.5, -jnp.inf)
+        visible = visible & (places >= first)
+    if window is not None:
+        visible = visible & (places >= limit - window)
+    scores = jnp.where(visible, scores * _scale(scale, h), -jnp.inf)
     weights = jnp.exp(scores - scores.max(-1, keepdims=True))
     # Divided after the product: H numbers a query, where the weights are S.
     out = jnp.einsum("rgqs,rgsh->rgqh", weights.astype(cache.v.dtype), cache.v)
@@ -72,6 +99,8 @@ def anchor_attention(
     block: tuple[jax.Array, jax.Array],
     anchors: jax.Array,
     first: jax.Array | None = None,
+    *,
+    scale: float | None = None,
 ) -> jax.Array:
     """Blocks attend to the context before their anchor and to their own slots (paper, section 3).
 
@@ -85,13 +114,14 @@ def anchor_attention(
       anchors: [B, A] positions; a block sees context positions below its anchor.
       first: [B, A] the first context position that a block sees, where its document begins; None:
         the first of all.
+      scale: what scores are multiplied with; default: H^-1/2.
     Returns:
       [B, A, K, G, M, H].
     """
     # Scores keep one order, [B, G, A, M K, ..], from product to product: they are the largest
     # arrays, and every other order costs a copy of them.
     b, a, n, g, m, h = q.shape
-    scale, wide = h**-0.5, _wide(q)
+    scale, wide = _scale(scale, h), _wide(q)
     q = q.transpose(0, 3, 1, 4, 2, 5).reshape(b, g, a, m * n, h)
     k, v = (x.swapaxes(1, 2) for x in context)
     own_k, own_v = (x.transpose(0, 3, 1, 2, 4) for x in block)

@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 
 HEADS = ("none", "vanilla", "gated", "rnn")
 HeadKind = Literal["none", "vanilla", "gated", "rnn"]
+ModelType = Literal["qwen3", "llama", "gemma4"]
 
 
 class InputError(ValueError):
@@ -26,19 +27,32 @@ def require(condition: bool, message: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
-    """Rotary position embedding: plain, or with the frequency scaling of Llama 3."""
+    """Rotary position embedding: plain, with the frequency scaling of Llama 3, or of a part.
+
+    With `proportional` (Gemma4) the first `rotated_part` of the pairs turn, as fast as they do in a
+    plain embedding of all of them, divided by `factor`; the others stay as they are.
+    """
 
     theta: float = 10_000.0
-    scaling: Literal["default", "llama3"] = "default"
+    scaling: Literal["default", "llama3", "proportional"] = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
+    rotated_part: float = 1.0
 
     def frequencies(self, head_dim: int) -> list[float]:
-        """Radians per position of each of the `head_dim / 2` rotated pairs."""
+        """Radians per position of each of the `head_dim / 2` pairs."""
         plain = [self.theta ** (-2 * i / head_dim) for i in range(head_dim // 2)]
-        return plain if self.scaling == "default" else [self._llama3(f) for f in plain]
+        match self.scaling:
+            case "default":
+                return plain
+            case "llama3":
+                return [self._llama3(f) for f in plain]
+            case "proportional":
+                turning = int(self.rotated_part * head_dim // 2)
+                still = [0.0] * (len(plain) - turning)
+                return [f / self.factor for f in plain[:turning]] + still
 
     def _llama3(self, frequency: float) -> float:
         wavelength = 2 * math.pi / frequency
@@ -53,7 +67,12 @@ class Rope:
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-    """Sizes that a target and its drafter have in common."""
+    """Sizes that a target and its drafter have in common, and the kind of their layers.
+
+    A Qwen3 layer has norms of queries and keys, which a Llama layer lacks. A Gemma4 layer besides
+    norms its values, without a weight, and what attention and MLP add to the residual stream; its
+    scores are not scaled, its MLP is gated by GELU, and it ends in a product with a scalar.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -64,6 +83,9 @@ class TransformerConfig:
     head_dim: int
     rope: Rope = Rope()
     norm_eps: float = 1e-6
+    model_type: ModelType = "qwen3"
+    key_is_value: bool = False
+    """Values are the keys before their norm and RoPE: there is no matrix for them (Gemma4)."""
 
     def __post_init__(self):
         for field in dataclasses.fields(TransformerConfig):
@@ -84,24 +106,92 @@ class TransformerConfig:
         """Query heads that share one key/value head."""
         return self.num_heads // self.num_kv_heads
 
+    @property
+    def qk_norm(self) -> bool:
+        return self.model_type != "llama"
+
+    @property
+    def gemma(self) -> bool:
+        return self.model_type == "gemma4"
+
+    @property
+    def score_scale(self) -> float:
+        """What products of queries and keys are multiplied with."""
+        return 1.0 if self.gemma else self.head_dim**-0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class SlidingLayers:
+    """Those layers of a target that see a window only, and their own sizes (Gemma4)."""
+
+    layers: tuple[int, ...]
+    window: int
+    """Positions that a query sees, itself among them."""
+    num_kv_heads: int
+    head_dim: int
+    rope: Rope
+
 
 @dataclasses.dataclass(frozen=True)
 class TargetConfig(TransformerConfig):
-    """A dense decoder: Qwen3 (`qk_norm`) or Llama, with tied or untied embeddings."""
+    """A dense decoder: Qwen3, Llama or Gemma4, with tied or untied embeddings.
 
-    model_type: Literal["qwen3", "llama"] = "qwen3"
+    Where some layers are sliding, the sizes that all configurations have are those of the others.
+    """
+
     tie_embeddings: bool = False
     max_position: int = 4096
     stop_token_ids: tuple[int, ...] = ()
+    sliding: SlidingLayers | None = None
+    logit_softcap: float | None = None
+    """c of c tanh(logits / c)."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.sliding is not None:
+            layers, window = self.sliding.layers, self.sliding.window
+            require(
+                all(0 <= i < self.num_layers for i in layers),
+                f"sliding layers {list(layers)}: expected layers in 0..{self.num_layers - 1}",
+            )
+            require(window > 0, f"sliding window {window}: expected a number above 0")
+            require(
+                self.key_is_value or self.sliding.num_kv_heads == self.num_kv_heads,
+                f"num_kv_heads={self.sliding.num_kv_heads} of sliding layers: expected"
+                f" {self.num_kv_heads}, as of the others, where keys are not values",
+            )
+            self.layer(layers[0] if layers else 0)  # its sizes are checked as those of the others
+
+    def layer(self, index: int) -> TargetConfig:
+        """The configuration with the sizes of one layer, and none but those."""
+        if self.sliding is None or index not in self.sliding.layers:
+            return dataclasses.replace(self, sliding=None)
+        return dataclasses.replace(
+            self,
+            num_kv_heads=self.sliding.num_kv_heads,
+            head_dim=self.sliding.head_dim,
+            rope=self.sliding.rope,
+            key_is_value=False,
+            sliding=None,
+        )
+
+    def window(self, index: int) -> int | None:
+        """Positions that a query of a layer sees, itself among them; None: all before it."""
+        if self.sliding is None or index not in self.sliding.layers:
+            return None
+        return self.sliding.window
 
     @property
-    def qk_norm(self) -> bool:
-        return self.model_type == "qwen3"
+    def embed_scale(self) -> float:
+        """What embeddings are multiplied with when they are looked up."""
+        return self.hidden_size**0.5 if self.gemma else 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DraftingConfig(TransformerConfig):
     """What drafters of every kind have: how much they draft, and what of the target they see.
+
+    Its layers are of the target's kind; those for a Llama target are Qwen3's.
 
     `target_layer_ids` are 0-based decoder layers of the target, -1 being the embedding output.
     The last layer is not allowed: reference checkpoints cannot tap it before the final norm.
@@ -117,6 +207,7 @@ class DraftingConfig(TransformerConfig):
 
     def __post_init__(self):
         super().__post_init__()
+        require(self.model_type != "llama", "model_type='llama': expected 'qwen3' or 'gemma4'")
         for name in ("block_size", "num_anchors"):
             value = getattr(self, name)
             require(value >= 1, f"{name}={value}: expected a whole number above 0")
@@ -158,11 +249,15 @@ class DraftingConfig(TransformerConfig):
 
     @classmethod
     def for_target(cls, target: TargetConfig, **settings) -> Self:
-        """A drafter with the target's widths, heads and RoPE; `settings` are the other fields."""
+        """A drafter with the target's widths, heads and RoPE; `settings` are the other fields.
+
+        Of a target with sliding layers they are those of the others.
+        """
         fields: dict[str, Any] = {"num_target_layers": target.num_layers}
         for field in dataclasses.fields(TransformerConfig):
             if field.name != "num_layers":
                 fields[field.name] = getattr(target, field.name)
+        fields["model_type"] = "gemma4" if target.gemma else "qwen3"
         return cls(**(fields | settings))
 
     def check_fits(self, target: TargetConfig) -> None:
@@ -171,6 +266,7 @@ class DraftingConfig(TransformerConfig):
             (self.hidden_size, target.hidden_size, "hidden_size"),
             (self.vocab_size, target.vocab_size, "vocab_size"),
             (self.num_target_layers, target.num_layers, "num_target_layers"),
+            (self.gemma, target.gemma, "whether its layers are Gemma4's"),
         ):
             require(
                 mine == theirs,
@@ -221,6 +317,7 @@ class RecurrentConfig(DraftingConfig):
     def __post_init__(self):
         super().__post_init__()
         require(self.num_layers == 1, f"num_layers={self.num_layers}: expected 1, the only layer")
+        require(not self.gemma, "a Gemma4 target: expected a DSpark drafter, others know none")
 
     @property
     def reads_tokens(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -12,11 +14,16 @@ from dspark_jax.params import spec
 ones = jax.nn.initializers.ones
 
 
-def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    """x / rms(x) * weight over the last axis; the statistics are taken in float32."""
+def unit_norm(x: jax.Array, eps: float) -> jax.Array:
+    """x / rms(x) over the last axis; the statistics are taken in float32."""
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return (wide * scale).astype(x.dtype) * weight
+    return (wide * scale).astype(x.dtype)
+
+
+def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+    """x / rms(x) * weight over the last axis."""
+    return unit_norm(x, eps) * weight
 
 
 @struct.dataclass
@@ -63,10 +70,12 @@ class Mlp:
         )
 
 
-def mlp(params: Mlp, x: jax.Array) -> jax.Array:
-    """SwiGLU: (silu(x W_gate) * (x W_up)) W_down."""
+def mlp(
+    params: Mlp, x: jax.Array, activation: Callable[[jax.Array], jax.Array] = jax.nn.silu
+) -> jax.Array:
+    """(activation(x W_gate) * (x W_up)) W_down: SwiGLU, or GeGLU with `jax.nn.gelu`."""
     both = jnp.einsum("...d,dcf->...cf", x, params.gate_up)
-    return (jax.nn.silu(both[..., 0, :]) * both[..., 1, :]) @ params.down
+    return (activation(both[..., 0, :]) * both[..., 1, :]) @ params.down
 
 
 def argmax(x: jax.Array) -> jax.Array:

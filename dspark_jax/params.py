@@ -21,11 +21,15 @@ small = jax.nn.initializers.normal(0.02)
 
 @dataclasses.dataclass(frozen=True)
 class ParamSpec:
-    """One parameter: `axes` names each dimension for the rules in `dspark_jax.sharding`."""
+    """One parameter: `axes` names each dimension for the rules in `dspark_jax.sharding`.
+
+    A frozen one stays as it is in training.
+    """
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
     initializer: Initializer
+    frozen: bool = False
 
     def __post_init__(self):
         if len(self.shape) != len(self.axes):
@@ -36,9 +40,11 @@ def spec(
     shape: tuple[int, ...],
     axes: tuple[str | None, ...],
     initializer: Initializer = small,
+    *,
+    frozen: bool = False,
 ) -> Any:
     """A `ParamSpec`, typed so that it may stand in the place of the array it describes."""
-    return ParamSpec(shape, axes, initializer)
+    return ParamSpec(shape, axes, initializer, frozen)
 
 
 def init(key: jax.Array, specs: Any, dtype=jnp.float32) -> Any:

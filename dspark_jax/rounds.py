@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from flax import struct
 
 from dspark_jax import plans, scheduler, sharding, verify, vocabulary
-from dspark_jax.config import TransformerConfig
 from dspark_jax.drafters.kinds import Memory, kind_of
 from dspark_jax.flat import FlatTokens, pack
 from dspark_jax.kv_cache import KVCache
@@ -50,7 +49,7 @@ class RoundLog:
 class Constants:
     """What a loop over passes makes once, in front of it."""
 
-    target_angles: RopeAngles  # [S, H/2] of all positions
+    target_angles: dense.Angles  # [S, H/2] of all positions
     draft_angles: RopeAngles | None
     context_weights: jax.Array | None
 
@@ -58,15 +57,14 @@ class Constants:
 def make_constants(models: Models, cache: tuple[KVCache, ...]) -> Constants:
     """The constants of a loop over passes that append to `cache`, the target's."""
 
-    def angles(cfg: TransformerConfig) -> RopeAngles:
-        return rope_angles(jnp.arange(cache[0].length), cfg.rope, cfg.head_dim)
-
-    if models.drafter is None or models.drafter_config is None:
-        return Constants(angles(models.target_config), None, None)
+    positions, drafter = jnp.arange(cache[0].length), models.drafter_config
+    angles = dense.make_angles(models.target_config, positions)
+    if models.drafter is None or drafter is None:
+        return Constants(angles, None, None)
     return Constants(
-        angles(models.target_config),
-        angles(models.drafter_config),
-        kind_of(models.drafter_config).context_weights(models.drafter),
+        angles,
+        rope_angles(positions, drafter.rope, drafter.head_dim),
+        kind_of(drafter).context_weights(models.drafter),
     )
 
 

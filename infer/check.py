@@ -31,8 +31,8 @@ from dspark_jax.config import (
     require,
 )
 from dspark_jax.generation import Pair
-from dspark_jax.io import cli, files, model_config
-from dspark_jax.io.model_config import DRAFTERS, TARGETS
+from dspark_jax.io import cli, files, hf, model_config
+from dspark_jax.io.model_config import TARGETS, architecture
 from dspark_jax.io.tensors import Tensors, open_tensors
 from dspark_jax.request import Request
 from dspark_jax.state import Models
@@ -104,7 +104,7 @@ def describe_target(cfg: TargetConfig) -> str:
 
 
 def describe_drafter(cfg: DraftingConfig) -> str:
-    parts = [DRAFTERS[type(cfg)], _sizes(cfg), f"block of {cfg.block_size}"]
+    parts = [architecture(cfg), _sizes(cfg), f"block of {cfg.block_size}"]
     reads = "hidden state"
     if isinstance(cfg, DrafterConfig):
         rank = cfg.markov_rank
@@ -134,10 +134,14 @@ def describe_memory(models: Models, dtype: str) -> str:
         count = sum(x.size for x in leaves)
         return f"{count:,} parameters, {sum(x.nbytes for x in leaves) / 1e6:,.1f} MB"
 
-    def cache(cfg: TransformerConfig) -> float:
-        return 2 * cfg.num_layers * cfg.num_kv_heads * cfg.head_dim * item * 1000 / 1e6
+    def cache(layers: Sequence[TransformerConfig]) -> float:
+        return sum(2 * c.num_kv_heads * c.head_dim for c in layers) * item * 1000 / 1e6
 
-    both = cache(models.target_config), cache(drafter)
+    target = models.target_config
+    both = (
+        cache([target.layer(i) for i in range(target.num_layers)]),
+        cache([drafter] * drafter.num_layers),
+    )
     return (
         f"{dtype}: target {size(models.target)}; drafter {size(models.drafter)} of its own; caches"
         f" {both[0]:,.2f} + {both[1]:,.2f} MB for 1000 tokens of a row"
@@ -156,7 +160,7 @@ def compare_copies(target: Path, draft: Path, cfg: TargetConfig) -> list[tuple[s
     theirs, ours = open_tensors(target), Tensors(draft)
     shape = (cfg.vocab_size, cfg.hidden_size)
     size = model_config.load_drafter_config(draft).draft_vocab_size
-    embed = "model.embed_tokens.weight"
+    embed = f"{hf.text_prefix(theirs)}embed_tokens.weight"
     found = []
     for mine, other in (
         ("embed_tokens.weight", embed),

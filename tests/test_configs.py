@@ -1,5 +1,6 @@
 """Presets: each loads, and fits the target it names."""
 
+import functools
 import importlib
 import pkgutil
 
@@ -92,7 +93,8 @@ def test_smollm2_lowers():
     cfg = step_config(settings, target, settings.drafter.config(target))
     shape = (settings.data.batch_size, settings.data.max_length)
     batch = Batch(jax.ShapeDtypeStruct(shape, jnp.int32), jax.ShapeDtypeStruct(shape, bool))
-    stacked = jax.eval_shape(dense.stack_layers, params.abstract(dense.specs(target)))
+    stack = functools.partial(dense.stack_layers, cfg=target)
+    stacked = jax.eval_shape(stack, params.abstract(dense.specs(target)))
     lowered = make_step(cfg, mesh).lower(abstract_state(cfg, mesh), stacked, batch)
     state, _ = lowered.out_info
     assert state.params.head.w1.shape == (49_152, 64)

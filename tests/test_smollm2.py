@@ -65,7 +65,7 @@ def test_hidden_states_and_logits(pair, expected):
     models, (tensors, _) = pair.models, expected
     taps = tuple(i - 1 for i in HIDDEN_STATES)
     forward = jax.jit(functools.partial(dense.forward, cfg=models.target_config, taps=taps))
-    hidden = forward(dense.stack_layers(models.target), tensors["input_ids"])
+    hidden = forward(dense.stack_layers(models.target, models.target_config), tensors["input_ids"])
     states = np.split(np.asarray(hidden.features[0]), len(taps), axis=-1)
     for i, state in zip(HIDDEN_STATES, states, strict=True):
         close(state, tensors[f"hf_hidden_states.{i}"])

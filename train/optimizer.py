@@ -47,7 +47,11 @@ def make_optimizer(settings: OptimizerSettings, specs: Any) -> optax.GradientTra
         update = optax.adamw(
             rate, b1=settings.beta1, b2=settings.beta2, weight_decay=settings.weight_decay
         )
-    return optax.chain(optax.clip_by_global_norm(settings.clip_norm), update)
+    parts = [optax.clip_by_global_norm(settings.clip_norm), update]
+    frozen = jax.tree.map(lambda s: s.frozen, specs)
+    if any(jax.tree.leaves(frozen)):
+        parts.append(optax.masked(optax.set_to_zero(), frozen))  # weight decay moves them too
+    return optax.chain(*parts)
 
 
 def muon_matrices(specs: Any) -> Any:

@@ -64,10 +64,16 @@ def step_flops(cfg: StepConfig, batch: int, length: int) -> float:
     width, vocab, block = target.hidden_size, target.vocab_size, drafter.block_size
     slots = cfg.documents_per_row * drafter.num_anchors * block
     document = length / cfg.documents_per_row
-    causal = length * (document + 1) / 2
+
+    def attention(layer: int) -> float:
+        window = min(target.window(layer) or document, document)
+        # A position sees itself and what is before, up to `window` of them.
+        pairs = length * (window - window * (window - 1) / 2 / document)
+        return pairs * _attended(target.layer(layer))
+
     frozen = (
         length * _matrices(dense.specs(target).layers)
-        + causal * target.num_layers * _attended(target)
+        + sum(attention(i) for i in range(target.num_layers))
         + slots * width * vocab
     )
     seen = document / 2 + block
@@ -84,7 +90,8 @@ def _drafter_products(cfg: DraftingConfig) -> tuple[int, int, int]:
     """Multiplications of a drafter's matrices: with the target's states and with what is made of
     them, a token, and a slot; without LM head and scores."""
     specs = kind_of(cfg).specs(cfg)
-    keys_values = 2 * cfg.hidden_size * cfg.num_kv_heads * cfg.head_dim * cfg.num_layers
+    matrices = 1 if cfg.key_is_value else 2
+    keys_values = matrices * cfg.hidden_size * cfg.num_kv_heads * cfg.head_dim * cfg.num_layers
     match specs:
         case Drafter():
             head = 0

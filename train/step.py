@@ -21,7 +21,7 @@ from dspark_jax.self_attention import AttentionKind, make_self_attention
 from dspark_jax.sharding import AnyMesh
 from dspark_jax.targets import dense
 from dspark_jax.targets.dense import Target
-from dspark_jax.transformer import Layer, layer_specs
+from dspark_jax.transformer import Layer
 from train.guard import Guard, choose, judge
 from train.optimizer import learning_rate, make_optimizer
 from train.settings import GuardSettings, OptimizerSettings
@@ -123,11 +123,12 @@ def make_sums(cfg: StepConfig, mesh: AnyMesh) -> Callable[..., Sums]:
     attend = make_self_attention(cfg.attention, mesh)
 
     drafter_specs, target_specs = kind_of(cfg.drafter).specs(cfg.drafter), dense.specs(cfg.target)
-    one = layer_specs(cfg.target, qk_norm=cfg.target.qk_norm)
+    layer_specs = target_specs.layers
+    assert isinstance(layer_specs, tuple)
     draft_ids = None if cfg.draft_ids is None else jnp.array(cfg.draft_ids, jnp.int32)
 
-    def fetch_layer(layer: Layer) -> Layer:
-        return sharding.fetched(layer, one, mesh)
+    def fetch_layer(layer: Layer, index: int) -> Layer:
+        return sharding.fetched(layer, layer_specs[index], mesh)
 
     def sums(params: AnyDrafter, target: Target, batch: Batch, positions, valid) -> Sums:
         # Of the target only a layer at a time: the drafter is small.

@@ -39,4 +39,5 @@ def load_target(settings: Settings, folder: Path, cfg: TargetConfig, mesh: Mesh)
     if not stacked:
         return target
     places = place(dense.specs(cfg, stacked=True))
-    return jax.jit(dense.stack_layers, out_shardings=places)(target)
+    stack = functools.partial(dense.stack_layers, cfg=cfg)
+    return jax.jit(stack, out_shardings=places)(target)

@@ -30,7 +30,7 @@ from dspark_jax.params import spec
 from dspark_jax.sampling import Draft, Sampling, choose
 from dspark_jax.targets import dense
 from dspark_jax.targets.dense import Target
-from dspark_jax.transformer import Layer, block, layer_specs
+from dspark_jax.transformer import Layer, block, layer_specs, values
 from dspark_jax.vocabulary import Vocabulary, token_ids
 
 KeyValue = tuple[jax.Array, jax.Array]
@@ -65,13 +65,15 @@ def specs(cfg: DrafterConfig) -> Drafter:
 def start_from_target(params: Drafter, target: Target, cfg: DrafterConfig) -> Drafter:
     """Initial values that know the language: the layers are layers of the target.
 
-    They are evenly spaced, the first and the last among them. A residual stream has one basis all
-    the way, so that the mean of the tapped states can stand for the state that a layer had read its
-    keys and values from. The heads stay as they are in `params`.
+    They are evenly spaced among those that see all that is before, the first and the last among
+    them. A residual stream has one basis all the way, so that the mean of the tapped states can
+    stand for the state that a layer had read its keys and values from. The heads stay as they are
+    in `params`.
     """
-    depth = cfg.num_target_layers
-    chosen = np.round(np.linspace(0, depth - 1, cfg.num_layers)) if cfg.num_layers > 1 else [-1]
-    layers = tuple(copy_layer(target, int(i)) for i in chosen)
+    shapes = [layer.qkv.shape for layer in jax.eval_shape(dense.unstack_layers, target).layers]
+    alike = [i for i, shape in enumerate(shapes) if shape == params.layers[0].qkv.shape]
+    chosen = np.linspace(0, len(alike) - 1, cfg.num_layers) if cfg.num_layers > 1 else [-1]
+    layers = tuple(copy_layer(target, alike[round(i)]) for i in chosen)
     taps, width = len(cfg.target_layer_ids), cfg.hidden_size
     return dataclasses.replace(
         params,
@@ -84,11 +86,7 @@ def start_from_target(params: Drafter, target: Target, cfg: DrafterConfig) -> Dr
 
 def copy_layer(target: Target, index: int) -> Layer:
     """A layer as float32, with q/k norms that change little where the target has none."""
-    if isinstance(target.layers, tuple):
-        layer = target.layers[index]
-    else:
-        layer = jax.tree.map(lambda x: x[index], target.layers)
-    layer = jax.tree.map(lambda x: x.astype(jnp.float32), layer)
+    layer = jax.tree.map(lambda x: x.astype(jnp.float32), dense.layer(target, index))
     if layer.q_norm is None:
         head_norm = jnp.ones(layer.qkv.shape[-1])
         layer = dataclasses.replace(layer, q_norm=head_norm, k_norm=head_norm)
@@ -104,9 +102,10 @@ def create_cache(cfg: DrafterConfig, rows: int, length: int, dtype) -> tuple[KVC
 def context_weights(params: Drafter) -> jax.Array:
     """Key and value matrices of all N layers side by side, [D, N, G, 2, H].
 
-    Taking them out of the layers is a copy, which a decoding loop makes once, in front of it.
+    Where the key is the value there is one of them. Taking them out of the layers is a copy, which
+    a decoding loop makes once, in front of it.
     """
-    return jnp.stack([layer.qkv[:, :, -2:] for layer in params.layers], axis=1)
+    return jnp.stack([layer.keys_values for layer in params.layers], axis=1)
 
 
 def context_key_values(
@@ -124,8 +123,8 @@ def context_key_values(
     kv = jnp.einsum("...d,dngch->...ngch", context, weights)
     norms = jnp.stack([layer.k_norm for layer in params.layers])[:, None]
     k = rms_norm(kv[..., 0, :], norms, cfg.norm_eps)
-    k = apply_rope(k, angles)
-    return [(k[..., n, :, :], kv[..., n, :, 1, :]) for n in range(cfg.num_layers)]
+    k, v = apply_rope(k, angles), values(kv, cfg)
+    return [(k[..., n, :, :], v[..., n, :, :]) for n in range(cfg.num_layers)]
 
 
 def append_context(
@@ -155,7 +154,7 @@ def append_context(
 def block_inputs(target: Target, anchor: jax.Array, *, block_size: int, mask_id: int) -> jax.Array:
     """Embeddings [..., K, D] of blocks: the anchor token [...] and K - 1 mask tokens."""
     masks = jnp.full((*anchor.shape, block_size - 1), mask_id, anchor.dtype)
-    return target.embed[jnp.concatenate([anchor[..., None], masks], axis=-1)]
+    return dense.embeddings(target, jnp.concatenate([anchor[..., None], masks], axis=-1))
 
 
 def _backbone(params: Drafter, x: jax.Array, angles: RopeAngles, cfg: DrafterConfig, attend):
@@ -196,7 +195,7 @@ def draft_hidden(
 
     def attend(i, q, k, v):
         caches[i] = kv_cache.append(caches[i], k, v, position)
-        return cached_attention(q, caches[i], limit)
+        return cached_attention(q, caches[i], limit, scale=cfg.score_scale)
 
     return _backbone(params, x, angles, cfg, attend), tuple(caches)
 
@@ -341,6 +340,6 @@ def training_hidden(
     angles = rope_angles(slots, cfg.rope, cfg.head_dim)
 
     def attend(i, q, k, v):
-        return anchor_attention(q, context[i], (k, v), position, first)
+        return anchor_attention(q, context[i], (k, v), position, first, scale=cfg.score_scale)
 
     return _backbone(params, x, angles, cfg, attend)

@@ -214,7 +214,7 @@ def append_context(
     """
     states = flat.to_rows(params.project(features))
     shifted = jnp.concatenate([memory.hidden[:, None], states[:, :-1]], axis=1)
-    before, embedded = flat.to_flat(shifted), target.embed[flat.tokens]
+    before, embedded = flat.to_flat(shifted), dense.embeddings(target, flat.tokens)
     k, v = _key_values(params, weights, before, embedded, table[flat.positions], cfg)
     cache = kv_cache.append(memory.cache, flat.to_rows(k), flat.to_rows(v), flat.start)
     gained = position - flat.start
@@ -253,7 +253,7 @@ def draft(
 
     def step(carry, u):
         place, token, hidden, cache = carry
-        x, inputs = params.enter(hidden, target.embed[token], cfg.norm_eps)
+        x, inputs = params.enter(hidden, dense.embeddings(target, token), cfg.norm_eps)
 
         def attend(q, k, v):
             nonlocal cache
@@ -298,7 +298,7 @@ def training_context(
     """
     states = params.project(features)
     before = jnp.pad(states[:, :-1], ((0, 0), (1, 0), (0, 0)))
-    embedded = target.embed[tokens]
+    embedded = dense.embeddings(target, tokens)
     weights = context_weights(params)
     return Context(*_key_values(params, weights, before, embedded, angles, cfg), before)
 
@@ -327,7 +327,7 @@ def training_logits(
     """
     begin = jnp.zeros_like(position) if first is None else first
     hidden = jnp.take_along_axis(context.before, position[..., None], axis=1)
-    embedded = target.embed[previous]
+    embedded = dense.embeddings(target, previous)
     keys, values, states = [], [], []
 
     def attend(q, k, v):

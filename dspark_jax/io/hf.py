@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 from dspark_jax.config import DraftingConfig, TargetConfig, require
 from dspark_jax.drafters.kinds import AnyDrafter, kind_of
 from dspark_jax.io import files, layouts, model_config
+from dspark_jax.io.gguf import GgufFile
 from dspark_jax.io.tensors import Place, Tensors, load_parameters, open_tensors, report_extra
 from dspark_jax.params import spec
 from dspark_jax.targets import dense
@@ -39,11 +40,19 @@ def load_target(
       InputError: anything wrong with the files, in one line.
     """
     folder = files.resolve(path)
-    cfg = model_config.load_target_config(folder)
-    tensors, layout = open_tensors(folder), layouts.target_layout(cfg)
+    cfg, tensors = model_config.load_target_config(folder), open_tensors(folder)
+    prefix = text_prefix(tensors)
+    layout = layouts.target_layout(cfg, prefix)
     params = load_parameters(tensors, dense.specs(cfg), layout, dtype, place)
-    report_extra(tensors, layout, known=("lm_head.weight",))
+    ours = prefix if prefix == layouts.NESTED_TEXT else ""  # what sees and hears is left
+    report_extra(tensors, layout, known=("lm_head.weight",), within=ours)
     return cfg, params
+
+
+def text_prefix(tensors: Tensors | GgufFile) -> str:
+    """What the names of a target's tensors begin with."""
+    nested = f"{layouts.NESTED_TEXT}embed_tokens.weight" in tensors
+    return layouts.NESTED_TEXT if nested else layouts.TEXT
 
 
 def load_drafter(

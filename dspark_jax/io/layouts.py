@@ -72,7 +72,10 @@ def _gate_up(prefix: str) -> Any:
 
 
 def _qkv(prefix: str, cfg: TransformerConfig) -> Any:
-    """q [G * M * H, W], k and v [G * H, W] as [W, G, M + 2, H]; W is D, or 2 D for Eagle3."""
+    """q [G * M * H, W], k and v [G * H, W] as [W, G, M + 2, H]; no v where the key is the value.
+
+    W is D, or 2 D for Eagle3.
+    """
     g, m, h = cfg.num_kv_heads, cfg.group_size, cfg.head_dim
 
     def join(tensors):
@@ -80,33 +83,42 @@ def _qkv(prefix: str, cfg: TransformerConfig) -> Any:
         return np.concatenate(parts, axis=2)
 
     def split(param):
-        parts = param[:, :, :m], param[:, :, m], param[:, :, m + 1]
+        parts = [param[:, :, :m], *(param[:, :, m + i] for i in range(len(names) - 1))]
         return [part.reshape(part.shape[0], -1).T for part in parts]
 
-    return Codec(tuple(f"{prefix}{x}_proj.weight" for x in "qkv"), join, split)
+    names = "qk" if cfg.key_is_value else "qkv"
+    return Codec(tuple(f"{prefix}{x}_proj.weight" for x in names), join, split)
 
 
 def _layer(prefix: str, cfg: TransformerConfig, *, qk_norm: bool) -> Layer:
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+    # Gemma4 gives this name to the norm of what attention adds.
+    before_mlp = "pre_feedforward_layernorm" if cfg.gemma else "post_attention_layernorm"
     return Layer(
         attn_norm=_plain(f"{prefix}input_layernorm.weight"),
         qkv=_qkv(attention, cfg),
         q_norm=_plain(f"{attention}q_norm.weight") if qk_norm else None,
         k_norm=_plain(f"{attention}k_norm.weight") if qk_norm else None,
         out=_linear(f"{attention}o_proj.weight"),
-        mlp_norm=_plain(f"{prefix}post_attention_layernorm.weight"),
+        mlp_norm=_plain(f"{prefix}{before_mlp}.weight"),
         mlp=Mlp(gate_up=_gate_up(mlp), down=_linear(f"{mlp}down_proj.weight")),
+        attn_post_norm=_plain(f"{prefix}post_attention_layernorm.weight") if cfg.gemma else None,
+        mlp_post_norm=_plain(f"{prefix}post_feedforward_layernorm.weight") if cfg.gemma else None,
+        scalar=_scalar(f"{prefix}layer_scalar") if cfg.gemma else None,
     )
 
 
-def target_layout(cfg: TargetConfig) -> dense.Target:
+TEXT, NESTED_TEXT = "model.", "model.language_model."
+"""Where the tensors of a target are, and where they are if it is a part of one that also sees."""
+
+
+def target_layout(cfg: TargetConfig, prefix: str = TEXT) -> dense.Target:
     """Codecs of a target's parameters."""
+    layers = [(f"{prefix}layers.{i}.", cfg.layer(i)) for i in range(cfg.num_layers)]
     return dense.Target(
-        embed=_plain("model.embed_tokens.weight"),
-        layers=tuple(
-            _layer(f"model.layers.{i}.", cfg, qk_norm=cfg.qk_norm) for i in range(cfg.num_layers)
-        ),
-        norm=_plain("model.norm.weight"),
+        embed=_plain(f"{prefix}embed_tokens.weight"),
+        layers=tuple(_layer(name, kind, qk_norm=kind.qk_norm) for name, kind in layers),
+        norm=_plain(f"{prefix}norm.weight"),
         lm_head=None if cfg.tie_embeddings else _linear("lm_head.weight"),
     )
 

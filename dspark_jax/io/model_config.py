@@ -10,8 +10,10 @@ from dspark_jax.config import (
     DraftingConfig,
     Eagle3Config,
     InputError,
+    ModelType,
     MtpConfig,
     Rope,
+    SlidingLayers,
     TargetConfig,
     TransformerConfig,
     require,
@@ -19,12 +21,42 @@ from dspark_jax.config import (
 from dspark_jax.io import gguf
 from dspark_jax.io.files import read_json
 
-TARGETS = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
-DRAFTERS: dict[type[DraftingConfig], str] = {
-    DrafterConfig: "Qwen3DSparkModel",
-    Eagle3Config: "Qwen3Eagle3Model",
-    MtpConfig: "Mtp1Model",  # no other engine knows it
+TARGETS: dict[ModelType, str] = {
+    "qwen3": "Qwen3ForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "gemma4": "Gemma4ForCausalLM",
 }
+KNOWN_TARGETS: dict[tuple[str, str], ModelType] = {
+    ("qwen3", TARGETS["qwen3"]): "qwen3",
+    ("llama", TARGETS["llama"]): "llama",
+    ("gemma4_text", TARGETS["gemma4"]): "gemma4",
+    # Of these, which also see and hear, the part that reads text.
+    ("gemma4", "Gemma4ForConditionalGeneration"): "gemma4",
+    ("gemma4_unified", "Gemma4UnifiedForConditionalGeneration"): "gemma4",
+}
+DRAFTERS: dict[tuple[type[DraftingConfig], ModelType], str] = {
+    (DrafterConfig, "qwen3"): "Qwen3DSparkModel",
+    (DrafterConfig, "gemma4"): "Gemma4DSparkModel",
+    (Eagle3Config, "qwen3"): "Qwen3Eagle3Model",
+    (MtpConfig, "qwen3"): "Mtp1Model",  # no other engine knows it
+}
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+LIKE_QWEN3 = {
+    "attention_bias": False,
+    "mlp_bias": False,
+    "hidden_act": "silu",
+    "use_sliding_window": False,
+}
+LIKE_GEMMA4 = {
+    "attention_bias": False,
+    "enable_moe_block": False,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+    "use_double_wide_mlp": False,
+}
+"""What is supported of settings that both files and other engines may have otherwise."""
 
 
 class _Fields:
@@ -58,16 +90,23 @@ class _Fields:
         names = self.get("architectures", list)
         return str(names[0]) if names else ""
 
-    def rope(self) -> Rope:
-        """From `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
+    def rope(self, layers: str | None = None) -> Rope:
+        """From `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
+
+        Those of one kind of `layers`, where these have their own.
+        """
         values = self.get("rope_parameters", dict, {}) or {
             "rope_theta": self.values.get("rope_theta", 10_000.0),
             **self.get("rope_scaling", dict, {}),
         }
+        if layers is not None:
+            where = f"{self.path}: rope_parameters"
+            require(isinstance(values.get(layers), dict), f"{where}: {layers} is missing in it")
+            values = values[layers]
         kind = values.get("rope_type") or values.get("type") or "default"
         require(
-            kind in ("default", "llama3"),
-            f"{self.path}: rope type {kind!r}, expected default or llama3",
+            kind in ("default", "llama3", "proportional"),
+            f"{self.path}: rope type {kind!r}, expected default, llama3 or proportional",
         )
         names = {
             "rope_theta": "theta",
@@ -75,6 +114,7 @@ class _Fields:
             "low_freq_factor": "low_freq_factor",
             "high_freq_factor": "high_freq_factor",
             "original_max_position_embeddings": "original_max_position",
+            "partial_rotary_factor": "rotated_part",
         }
         given = {ours: values[theirs] for theirs, ours in names.items() if theirs in values}
         for name, value in given.items():
@@ -84,14 +124,57 @@ class _Fields:
             )
         return Rope(scaling=kind, **given)
 
-    def sizes(self) -> dict[str, Any]:
-        """The fields of `TransformerConfig`."""
-        for name, wanted in (("attention_bias", False), ("mlp_bias", False), ("hidden_act", "silu"),
-                             ("use_sliding_window", False)):  # fmt: skip
+    def expect(self, supported: dict[str, Any]) -> None:
+        for name, wanted in supported.items():
             found = self.values.get(name, wanted)
             require(found == wanted, f"{self.path}: {name}={found!r} is not supported")
+
+    def sizes(self, kind: ModelType) -> dict[str, Any]:
+        """The fields of `TransformerConfig`; of Gemma4 those of layers that are not sliding."""
+        return self._gemma4_sizes() if kind == "gemma4" else self._qwen3_sizes(kind)
+
+    def _gemma4_sizes(self) -> dict[str, Any]:
+        self.expect(LIKE_GEMMA4)
+        shared = self.get("attention_k_eq_v", bool, False)
+        heads = self.get("num_key_value_heads", int)
+        if shared:
+            heads = self.get("num_global_key_value_heads", int, heads)
+        return {
+            "model_type": "gemma4",
+            "vocab_size": self.get("vocab_size", int),
+            "hidden_size": self.get("hidden_size", int),
+            "intermediate_size": self.get("intermediate_size", int),
+            "num_layers": self.get("num_hidden_layers", int),
+            "num_heads": self.get("num_attention_heads", int),
+            "num_kv_heads": heads,
+            "head_dim": self.get("global_head_dim", int),
+            "norm_eps": float(self.get("rms_norm_eps", (float, int), 1e-6)),
+            "rope": self.rope(FULL),
+            "key_is_value": shared,
+        }
+
+    def sliding(self) -> SlidingLayers | None:
+        """The sliding layers of Gemma4."""
+        kinds = self.get("layer_types", list)
+        require(
+            len(kinds) == self.get("num_hidden_layers", int) and {*kinds} <= {FULL, SLIDING},
+            f"{self.path}: layer_types={kinds!r}, expected {FULL} or {SLIDING} for each layer",
+        )
+        if SLIDING not in kinds:
+            return None
+        return SlidingLayers(
+            layers=tuple(i for i, kind in enumerate(kinds) if kind == SLIDING),
+            window=self.get("sliding_window", int),
+            num_kv_heads=self.get("num_key_value_heads", int),
+            head_dim=self.get("head_dim", int),
+            rope=self.rope(SLIDING),
+        )
+
+    def _qwen3_sizes(self, kind: ModelType) -> dict[str, Any]:
+        self.expect(LIKE_QWEN3)
         num_heads, width = self.get("num_attention_heads", int), self.get("hidden_size", int)
         return {
+            "model_type": kind,
             "vocab_size": self.get("vocab_size", int),
             "hidden_size": width,
             "intermediate_size": self.get("intermediate_size", int),
@@ -128,20 +211,27 @@ def load_target_config(folder: Path) -> TargetConfig:
     if gguf.is_gguf(folder):
         return gguf.open_file(folder).config()
     fields = _Fields(folder)
-    kind = fields.values.get("model_type")
-    known = isinstance(kind, str) and TARGETS.get(kind) == fields.architecture()
+    said = str(fields.values.get("model_type")), fields.architecture()
     require(
-        known,
-        f"{fields.path}: architecture {fields.architecture()!r} (model_type {kind!r}) is not"
-        f" known, expected one of {', '.join(TARGETS.values())}",
+        said in KNOWN_TARGETS,
+        f"{fields.path}: architecture {said[1]!r} (model_type {said[0]!r}) is not"
+        f" known, expected one of {', '.join(name for _, name in KNOWN_TARGETS)}",
     )
+    kind, stops = KNOWN_TARGETS[said], _stop_token_ids(folder, fields)
+    gemma = {}
+    if kind == "gemma4":
+        fields.values |= fields.get("text_config", dict, {})
+        if fields.values.get("use_bidirectional_attention") is not None:
+            fields.expect({"use_bidirectional_attention": "vision"})  # which is not that of text
+        softcap = fields.get("final_logit_softcapping", (float, int), None)
+        gemma = {"sliding": fields.sliding(), "logit_softcap": softcap}
     return fields.build(
         TargetConfig,
-        **fields.sizes(),
-        model_type=kind,
-        tie_embeddings=fields.get("tie_word_embeddings", bool, False),
+        **fields.sizes(kind),
+        **gemma,
+        tie_embeddings=fields.get("tie_word_embeddings", bool, kind == "gemma4"),
         max_position=fields.get("max_position_embeddings", int, 4096),
-        stop_token_ids=_stop_token_ids(folder, fields),
+        stop_token_ids=stops,
     )
 
 
@@ -149,12 +239,14 @@ def load_drafter_config(folder: Path) -> DraftingConfig:
     """Reads the config.json of a drafter in the DeepSpec layout, or in ours for MTP-1."""
     fields = _Fields(folder)
     named = {name: kind for kind, name in DRAFTERS.items()}
-    kind = named.get(fields.architecture())
-    if kind is None:
-        raise InputError(
-            f"{fields.path}: architecture {fields.architecture()!r} is not known, expected one of"
-            f" {', '.join(named)}"
-        )
+    said = fields.architecture()
+    require(
+        said in named,
+        f"{fields.path}: architecture {said!r} is not known, expected one of {', '.join(named)}",
+    )
+    kind, layers = named[said]
+    if layers == "gemma4":
+        require(fields.sliding() is None, f"{fields.path}: sliding layers are not supported in it")
     if kind is DrafterConfig:
         own = _dspark_fields(fields)
     elif kind is Eagle3Config:
@@ -163,7 +255,7 @@ def load_drafter_config(folder: Path) -> DraftingConfig:
         own = {"qk_norm": fields.get("qk_norm", bool)}
     return fields.build(
         kind,
-        **fields.sizes(),
+        **fields.sizes(layers),
         num_target_layers=fields.get("num_target_layers", int),
         confidence_head=fields.get("enable_confidence_head", bool, False),
         num_anchors=fields.get("num_anchors", int, 512),
@@ -207,51 +299,94 @@ def _eagle3_fields(fields: _Fields) -> dict[str, Any]:
     }
 
 
-def _shared_json(cfg: TransformerConfig) -> dict[str, Any]:
-    rope: dict[str, Any] = {"rope_theta": cfg.rope.theta, "rope_type": cfg.rope.scaling}
-    if cfg.rope.scaling == "llama3":
-        rope |= {
-            "factor": cfg.rope.factor,
-            "low_freq_factor": cfg.rope.low_freq_factor,
-            "high_freq_factor": cfg.rope.high_freq_factor,
-            "original_max_position_embeddings": cfg.rope.original_max_position,
+def _rope_json(rope: Rope) -> dict[str, Any]:
+    found: dict[str, Any] = {"rope_theta": rope.theta, "rope_type": rope.scaling}
+    if rope.scaling == "llama3":
+        found |= {
+            "factor": rope.factor,
+            "low_freq_factor": rope.low_freq_factor,
+            "high_freq_factor": rope.high_freq_factor,
+            "original_max_position_embeddings": rope.original_max_position,
         }
-    return {
-        "attention_bias": False,
-        "head_dim": cfg.head_dim,
-        "hidden_act": "silu",
+    if rope.scaling == "proportional":
+        found["partial_rotary_factor"] = rope.rotated_part
+        if rope.factor != 1:
+            found["factor"] = rope.factor
+    return found
+
+
+def _shared_json(cfg: TransformerConfig, sliding: SlidingLayers | None) -> dict[str, Any]:
+    """What targets and drafters say of their layers, of which the target may have `sliding` ones.
+
+    A drafter repeats what its target says of those, though it has none.
+    """
+    sizes = {
         "hidden_size": cfg.hidden_size,
         "intermediate_size": cfg.intermediate_size,
         "num_attention_heads": cfg.num_heads,
         "num_hidden_layers": cfg.num_layers,
-        "num_key_value_heads": cfg.num_kv_heads,
         "rms_norm_eps": cfg.norm_eps,
-        "rope_parameters": rope,
-        "rope_theta": cfg.rope.theta,  # readers older than transformers 5
-        "rope_scaling": rope if cfg.rope.scaling == "llama3" else None,
         "vocab_size": cfg.vocab_size,
+    }
+    rope = _rope_json(cfg.rope)
+    if not cfg.gemma:
+        return {
+            **sizes,
+            "attention_bias": False,
+            "hidden_act": "silu",
+            "head_dim": cfg.head_dim,
+            "num_key_value_heads": cfg.num_kv_heads,
+            "rope_parameters": rope,
+            "rope_theta": cfg.rope.theta,  # readers older than transformers 5
+            "rope_scaling": rope if cfg.rope.scaling == "llama3" else None,
+        }
+    near = sliding or SlidingLayers((), 1, cfg.num_kv_heads, cfg.head_dim, cfg.rope)
+    return {
+        **sizes,
+        **LIKE_GEMMA4,
+        "attention_k_eq_v": cfg.key_is_value,
+        "global_head_dim": cfg.head_dim,
+        "num_global_key_value_heads": cfg.num_kv_heads,
+        "head_dim": near.head_dim,
+        "num_key_value_heads": near.num_kv_heads,
+        "sliding_window": near.window,
+        "rope_parameters": {FULL: rope, SLIDING: _rope_json(near.rope)},
     }
 
 
 def target_json(cfg: TargetConfig) -> dict[str, Any]:
-    return {
-        **_shared_json(cfg),
+    """config.json of a target; of Gemma4 that of its text model alone."""
+    found = {
+        **_shared_json(cfg, cfg.sliding),
         "architectures": [TARGETS[cfg.model_type]],
         "model_type": cfg.model_type,
         "tie_word_embeddings": cfg.tie_embeddings,
         "max_position_embeddings": cfg.max_position,
         "eos_token_id": list(cfg.stop_token_ids),
     }
+    if cfg.gemma:
+        windows = [cfg.window(i) for i in range(cfg.num_layers)]
+        found |= {
+            "model_type": "gemma4_text",
+            "final_logit_softcapping": cfg.logit_softcap,
+            "layer_types": [FULL if window is None else SLIDING for window in windows],
+        }
+    return found
+
+
+def architecture(cfg: DraftingConfig) -> str:
+    """The class of a drafter in config.json."""
+    return DRAFTERS[type(cfg), cfg.model_type]
 
 
 def drafter_json(cfg: DraftingConfig, target: TargetConfig) -> dict[str, Any]:
     """The target's configuration with the drafter's own settings over it."""
     own = {
-        **_shared_json(cfg),
-        "architectures": [DRAFTERS[type(cfg)]],
-        "model_type": "qwen3",
+        **_shared_json(cfg, target.sliding),
+        "architectures": [architecture(cfg)],
+        "model_type": "gemma4_text" if cfg.gemma else "qwen3",
         "tie_word_embeddings": False,
-        "layer_types": ["full_attention"] * cfg.num_layers,
+        "layer_types": [FULL] * cfg.num_layers,
         "num_target_layers": cfg.num_target_layers,
         "num_anchors": cfg.num_anchors,
         "enable_confidence_head": cfg.confidence_head,
@@ -281,4 +416,6 @@ def drafter_json(cfg: DraftingConfig, target: TargetConfig) -> dict[str, Any]:
             }
         case MtpConfig():
             own |= {"model_type": "mtp1", "qk_norm": cfg.qk_norm}
+    if cfg.gemma:
+        own |= {"target_model_type": "gemma4", "target_text_model_type": "gemma4_text"}
     return {**target_json(target), **own}

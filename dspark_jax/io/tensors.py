@@ -105,10 +105,15 @@ def load_parameters(
     return jax.tree.unflatten(treedef, values)
 
 
-def report_extra(tensors: Tensors | gguf.GgufFile, layout: Any, *, known: Iterable[str]) -> None:
-    """Warns once of the tensors that neither `layout` nor `known` names."""
+def report_extra(
+    tensors: Tensors | gguf.GgufFile, layout: Any, *, known: Iterable[str], within: str = ""
+) -> None:
+    """Warns once of the tensors that neither `layout` nor `known` names.
+
+    Those whose names do not begin with `within` are another's affair.
+    """
     used = {name for codec in jax.tree.leaves(layout) for name in codec.names}
     extra = sorted(tensors.names() - used - set(known))
-    extra = [name for name in extra if not name.endswith("rotary_emb.inv_freq")]
+    extra = [n for n in extra if n.startswith(within) and not n.endswith("rotary_emb.inv_freq")]
     if extra:
         log.warning("%s: ignoring unknown tensors %s", tensors.path, ", ".join(extra))

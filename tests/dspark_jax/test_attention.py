@@ -20,11 +20,11 @@ def normal(rng, *shape):
     return rng.normal(size=shape).astype(np.float32) * 2
 
 
-def attend(q, k, v):
+def attend(q, k, v, scale=H**-0.5):
     """One query [G, M, H] over the keys and values [S, G, H] that it sees."""
     out = np.zeros_like(q)
     for g, m in np.ndindex(G, M):
-        scores = np.array([q[g, m] @ k[s, g] for s in range(len(k))]) / np.sqrt(H)
+        scores = np.array([q[g, m] @ k[s, g] for s in range(len(k))]) * scale
         weights = np.exp(scores - scores.max())
         out[g, m] = (weights / weights.sum()) @ v[:, g]
     return out
@@ -70,6 +70,29 @@ def test_cached_does_not_look_past_the_limit(rng):
     np.testing.assert_array_equal(found, again)
 
 
+@pytest.mark.parametrize("window", [1, 3, 9])
+def test_causal_within_a_window(rng, window):
+    q, k, v = normal(rng, 2, 6, G, M, H), normal(rng, 2, 6, G, H), normal(rng, 2, 6, G, H)
+    segments = np.array([[1, 1, 1, 2, 2, 0], [3, 3, 3, 3, 3, 3]])
+    found = causal_attention(q, k, v, jnp.asarray(segments), scale=0.3, window=window)
+    for b, t in np.ndindex(2, 6):
+        first = max(segments[b].tolist().index(segments[b, t]), t + 1 - window)
+        expected = attend(q[b, t], k[b, first : t + 1], v[b, first : t + 1], 0.3)
+        np.testing.assert_allclose(found[b, t], expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("window", [1, 3, 9])
+def test_cached_within_a_window(rng, window):
+    q, k, v = normal(rng, 3, 2, G, M, H), normal(rng, 3, G, 9, H), normal(rng, 3, G, 9, H)
+    limit = np.array([[1, 2], [9, 9], [5, 3]])
+    cache = KVCache(jnp.asarray(k), jnp.asarray(v))
+    found = cached_attention(q, cache, limit, scale=0.3, window=window)
+    for r, t in np.ndindex(3, 2):
+        seen = slice(max(0, limit[r, t] - window), limit[r, t])
+        expected = attend(q[r, t], k[r, :, seen].swapaxes(0, 1), v[r, :, seen].swapaxes(0, 1), 0.3)
+        np.testing.assert_allclose(found[r, t], expected, atol=2e-6)
+
+
 @pytest.fixture
 def blocks(rng):
     """Two sequences of 7 positions, three blocks of 4 slots each; anchors may repeat."""
@@ -100,6 +123,13 @@ def test_anchor_sees_its_own_document(blocks):
         seen = slice(first[b, a], anchors[b, a])
         k, v = (np.concatenate([c[b, seen], x[b, a]]) for c, x in zip(context, block, strict=True))
         np.testing.assert_allclose(found[b, a, i], attend(q[b, a, i], k, v), atol=2e-6)
+
+
+def test_anchor_with_a_scale_of_its_own(blocks):
+    q, context, block, anchors = blocks
+    found = anchor_attention(q, context, block, anchors, scale=0.3)
+    scaled = anchor_attention(q * 0.3 * H**0.5, context, block, anchors)
+    np.testing.assert_allclose(found, scaled, atol=2e-6)
 
 
 def test_anchor_sees_nothing_at_or_after_it_and_no_other_block(blocks):

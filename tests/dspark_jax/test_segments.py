@@ -68,7 +68,7 @@ def test_starts_and_positions_by_hand():
 @pytest.mark.parametrize("stacked", [False, True])
 def test_the_target_reads_each_document_as_if_it_were_alone(tiny_pair, packed, alone, stacked):
     models = tiny_pair("vanilla")
-    target = dense.stack_layers(models.target) if stacked else models.target
+    target = dense.stack_layers(models.target, models.target_config) if stacked else models.target
     forward = jax.jit(lambda *a: dense.forward(target, *a, cfg=models.target_config, taps=(-1, 0)))
     together = forward(packed["tokens"], packed["segments"])
     apart = forward(alone["tokens"], None)

@@ -23,11 +23,12 @@ def qkv():
     return tuple(rng.normal(size=shape).astype(np.float32) for shape in shapes)
 
 
-def by_loop(q, k, v, segments):
+def by_loop(q, k, v, segments, scale=H**-0.5, window=S):
     out = np.zeros_like(q)
     for b, s, g in np.ndindex(B, S, G):
-        seen = [t for t in range(s + 1) if segments is None or segments[b, t] == segments[b, s]]
-        scores = q[b, s, g] @ k[b, seen, g].T / np.sqrt(H)
+        near = range(max(0, s + 1 - window), s + 1)
+        seen = [t for t in near if segments is None or segments[b, t] == segments[b, s]]
+        scores = q[b, s, g] @ k[b, seen, g].T * scale
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         out[b, s, g] = weights / weights.sum(-1, keepdims=True) @ v[b, seen, g]
     return out
@@ -48,6 +49,14 @@ def test_each_position_sees_what_is_before_it_in_its_document(qkv, case, kind, s
     )
     attend = jax.jit(make_self_attention(kind, mesh, interpret=True))
     np.testing.assert_allclose(attend(*qkv, segments), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("kind", ["reference", "dot_product", "splash"])
+def test_a_window_and_a_scale(qkv, kind):
+    mesh = sharding.make_mesh(2, tensor_parallel=2, fsdp=1)
+    attend = make_self_attention(kind, mesh, interpret=True)
+    found = jax.jit(lambda *x: attend(*x, scale=0.3, window=37))(*qkv, SEGMENTS)
+    np.testing.assert_allclose(found, by_loop(*qkv, SEGMENTS, 0.3, 37), atol=2e-6)
 
 
 def test_splash_lowers_for_tpus_under_shard_map():

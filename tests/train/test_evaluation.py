@@ -90,7 +90,8 @@ def test_decoding_is_like_that_of_the_library(cfg, models, small_target):
     found = decode(cfg, ONE, params, target, tokenizer, starts, tokens=20)
     assert 1 <= found["decoding_accepted_length"] <= K + 1
     assert found["decoding_rounds"] >= 2 * 20 / (K + 1) - 2
-    stacked = decode(cfg, ONE, params, dense.stack_layers(target), tokenizer, starts, tokens=20)
+    target = dense.stack_layers(target, cfg.target)
+    stacked = decode(cfg, ONE, params, target, tokenizer, starts, tokens=20)
     assert stacked == found
 
 

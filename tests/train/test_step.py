@@ -136,7 +136,7 @@ def test_microbatches_give_what_the_whole_batch_gives(cfg, target, batch, plain)
 def test_stacked_layers_of_the_target_give_the_same(cfg, target, batch, plain):
     mesh = sharding.make_mesh(1)
     state = jax.device_put(first_state(cfg), state_shardings(cfg, mesh))
-    stacked = dense.stack_layers(target)
+    stacked = dense.stack_layers(target, cfg.target)
     for _ in range(2):
         state, report = compiled(cfg, mesh)(state, stacked, batch)
     assert_close(jax.device_get((state, report)), plain, tolerance=1e-4)

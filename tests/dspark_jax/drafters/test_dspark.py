@@ -223,7 +223,7 @@ def test_layers_of_the_target_to_start_from(models, stacked, count, chosen):
     target, _ = models
     cfg = dataclasses.replace(CFG, num_layers=count)
     drawn = random_like(dspark.specs(cfg))
-    given = dense.stack_layers(target) if stacked else target
+    given = dense.stack_layers(target, TARGET) if stacked else target
     found = dspark.start_from_target(drawn, given, cfg)
     assert jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, drawn)
     for layer, index in zip(found.layers, chosen, strict=True):

@@ -114,7 +114,10 @@ def test_unknown_drafter_architecture(draft_folder, target_folder):
         ({"attention_bias": True}, "attention_bias=True is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
         ({"use_sliding_window": True}, "use_sliding_window=True is not supported"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope type 'yarn', expected default or"),
+        (
+            {"rope_parameters": {"rope_type": "yarn"}},
+            "rope type 'yarn', expected default, llama3",
+        ),
         ({"rope_parameters": {"rope_theta": 0}}, "rope theta=0, expected a number above 0"),
         ({"rope_parameters": [1]}, "rope_parameters=[1], expected dict"),
         ({"rope_parameters": None, "rope_scaling": "x"}, "rope_scaling='x', expected dict"),

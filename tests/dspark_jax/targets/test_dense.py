@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from dspark_jax.config import Rope, TargetConfig
+from dspark_jax.config import Rope, SlidingLayers, TargetConfig
 from dspark_jax.flat import pack
 from dspark_jax.io import hf
-from dspark_jax.layers import argmax, rope_angles
+from dspark_jax.layers import argmax
 from dspark_jax.targets import dense
 
 QWEN3 = TargetConfig(
@@ -29,11 +29,26 @@ QWEN3 = TargetConfig(
 LLAMA = dataclasses.replace(
     QWEN3, model_type="llama", tie_embeddings=True, rope=Rope(1e4, "llama3", 8.0, 1.0, 4.0, 16)
 )
-GOLDEN = ["qwen3_target", "llama_target_tied", "llama_target_llama3rope"]
+GEMMA4 = TargetConfig(
+    vocab_size=50,
+    hidden_size=24,
+    intermediate_size=32,
+    num_layers=6,
+    num_heads=4,
+    num_kv_heads=1,
+    head_dim=12,
+    rope=Rope(1e4, "proportional", rotated_part=0.5),
+    model_type="gemma4",
+    key_is_value=True,
+    tie_embeddings=True,
+    sliding=SlidingLayers((0, 1, 3, 4), 5, 2, 8, Rope(1e3)),
+    logit_softcap=5.0,
+)
+GOLDEN = ["qwen3_target", "llama_target_tied", "llama_target_llama3rope", "gemma4_target"]
 
 
 def table(cfg):
-    return rope_angles(jnp.arange(512), cfg.rope, cfg.head_dim)
+    return dense.make_angles(cfg, jnp.arange(512))
 
 
 @functools.cache
@@ -42,9 +57,14 @@ def random_params(cfg):
     rng = np.random.default_rng(0)
 
     def draw(spec):
-        return jnp.float32(rng.normal(size=spec.shape) * 0.2 + (len(spec.shape) == 1))
+        return jnp.float32(rng.normal(size=spec.shape) * 0.2 + (len(spec.shape) < 2))
 
-    return jax.tree.map(draw, dense.specs(cfg))
+    params = jax.tree.map(draw, dense.specs(cfg))
+    if not cfg.gemma:
+        return params
+    # Nothing scales its scores: the norms of queries do, or attention would be to one position.
+    layers = tuple(layer.replace(q_norm=layer.q_norm / 4) for layer in params.layers)
+    return params.replace(layers=layers)
 
 
 @functools.cache
@@ -103,14 +123,15 @@ def test_golden_greedy_continuation(golden, name):
 
 
 @pytest.mark.parametrize(
-    ("cfg", "taps"), [(QWEN3, ()), (QWEN3, (2, -1, 0)), (LLAMA, (0,)), (LLAMA, (-1, 1))]
+    ("cfg", "taps"),
+    [(QWEN3, ()), (QWEN3, (2, -1, 0)), (LLAMA, (0,)), (LLAMA, (-1, 1)), (GEMMA4, (4, -1, 0))],
 )
 def test_stacked_layers_give_what_the_tuple_gives(cfg, taps):
     params = random_params(cfg)
     tokens = np.random.default_rng(1).integers(0, cfg.vocab_size, (2, 9))
     forward = jax.jit(functools.partial(dense.forward, cfg=cfg, taps=taps))
     expected = forward(params, tokens)
-    found = forward(dense.stack_layers(params), tokens)
+    found = forward(dense.stack_layers(params, cfg), tokens)
     close(found.final, expected.final, 1e-5)
     if taps:
         close(found.features, expected.features, 1e-5)
@@ -191,7 +212,7 @@ def sequences():
     return np.random.default_rng(0).integers(0, 50, (3, 24))
 
 
-@pytest.mark.parametrize("cfg", [QWEN3, LLAMA], ids=["qwen3", "llama"])
+@pytest.mark.parametrize("cfg", [QWEN3, LLAMA, GEMMA4], ids=["qwen3", "llama", "gemma4"])
 def test_prefill_in_chunks_then_single_tokens(cfg, sequences):
     rows = Rows(cfg, 3, 24)
     for start in (0, 7, 14):
@@ -201,9 +222,10 @@ def test_prefill_in_chunks_then_single_tokens(cfg, sequences):
     rows.check(sequences)
 
 
+@pytest.mark.parametrize("cfg", [QWEN3, GEMMA4], ids=["qwen3", "gemma4"])
 @pytest.mark.parametrize("capacity", [12, 9], ids=["aligned", "close-packed"])
-def test_ragged_rows(sequences, capacity):
-    rows = Rows(QWEN3, 3, 28)
+def test_ragged_rows(sequences, capacity, cfg):
+    rows = Rows(cfg, 3, 28)
     for counts in ([4, 1, 2], [1, 4, 4], [0, 2, 4], [3, 3, 3], [4, 0, 1], [2, 4, 0]):
         window = [sequences[r, s : s + 4] for r, s in enumerate(rows.start)]
         rows.extend(np.stack(window), counts, capacity)
@@ -211,9 +233,10 @@ def test_ragged_rows(sequences, capacity):
     rows.check(sequences)
 
 
+@pytest.mark.parametrize("cfg", [QWEN3, GEMMA4], ids=["qwen3", "gemma4"])
 @pytest.mark.parametrize("capacity", [12, 9], ids=["aligned", "close-packed"])
-def test_roll_back(sequences, capacity):
-    rows = Rows(QWEN3, 3, 28)
+def test_roll_back(sequences, capacity, cfg):
+    rows = Rows(cfg, 3, 28)
     rows.extend(sequences[:, :4], [2, 4, 3], capacity)
     for accepted in ([1, 3, 2], [3, 1, 1], [2, 2, 2]):
         before = rows.start.copy()
@@ -240,6 +263,49 @@ def test_logits_of_tied_embeddings():
     assert params.lm_head is None
     expected = np.asarray(hidden) @ np.asarray(params.embed).T
     close(dense.logits(params, hidden), expected, 1e-5)
+
+
+def test_sliding_layers_see_their_window():
+    """Four of them, of 5 positions each: 4 * 4 positions back, and no farther."""
+    near = dataclasses.replace(GEMMA4.sliding, layers=(0, 1, 2, 3))
+    cfg = dataclasses.replace(GEMMA4, num_layers=4, sliding=near)
+    params, tokens = random_params(cfg), jnp.arange(24)[None]
+    forward = jax.jit(functools.partial(dense.forward, cfg=cfg))
+    changed, same = (forward(params, t).final for t in (tokens.at[0, 3].add(7), tokens))
+    differs = np.abs(np.asarray(changed - same)[0]).max(-1) > 0
+    np.testing.assert_array_equal(differs, [3 <= t <= 3 + 16 for t in range(24)])
+
+
+def test_gemma4_by_hand_around_its_layers():
+    """Scaled embeddings, a scalar at the end of each layer, logits within the soft-cap."""
+    params, tokens = random_params(GEMMA4), jnp.arange(6)[None]
+    layers = tuple(layer.replace(scalar=jnp.float32(0)) for layer in params.layers)
+    forward = jax.jit(functools.partial(dense.forward, cfg=GEMMA4, taps=(-1, 0, 4)))
+    features = np.asarray(forward(params.replace(layers=layers), tokens).features)
+    np.testing.assert_allclose(features[0, :, :24], params.embed[:6] * 24**0.5, rtol=1e-6)
+    np.testing.assert_array_equal(features[..., 24:], 0)
+    hidden = jnp.linspace(-9, 9, 48).reshape(2, 24)
+    plain = np.asarray(hidden) @ np.asarray(params.embed).T
+    assert np.abs(plain).max() > 10
+    close(dense.logits(params, hidden), 5 * np.tanh(plain / 5), 1e-5)
+
+
+def test_caches_have_the_shapes_of_their_layers():
+    shapes = [c.k.shape for c in dense.create_cache(GEMMA4, 3, 7, jnp.float32)]
+    sliding, full = (3, 2, 7, 8), (3, 1, 7, 12)
+    assert shapes == [sliding, sliding, full, sliding, sliding, full]
+
+
+def test_layers_are_stacked_by_their_place_in_the_period():
+    params = random_params(GEMMA4)
+    stacked = dense.stack_layers(params, GEMMA4)
+    assert [layer.qkv.shape for layer in stacked.layers.period] == [
+        (2, 24, 2, 4, 8), (2, 24, 2, 4, 8), (2, 24, 1, 5, 12),
+    ]  # fmt: skip
+    specs = dense.specs(GEMMA4, stacked=True)
+    assert jax.tree.map(jnp.shape, stacked) == jax.tree.map(lambda s: s.shape, specs)
+    again = dense.unstack_layers(stacked)
+    jax.tree.map(np.testing.assert_array_equal, again, params)
 
 
 def test_extend_writes_its_caches_in_place():
