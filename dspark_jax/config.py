@@ -148,6 +148,10 @@ class TargetConfig(TransformerConfig):
 
     def __post_init__(self):
         super().__post_init__()
+        require(
+            self.logit_softcap is None or self.logit_softcap > 0,
+            f"logit_softcap={self.logit_softcap}: expected a number above 0",
+        )
         if self.sliding is not None:
             layers, window = self.sliding.layers, self.sliding.window
             require(

@@ -523,15 +523,19 @@ def test_configurations_that_cannot_be_decoded(tiny_pair):
 # Against the reference implementation.
 
 
-@pytest.fixture(scope="module", params=["dflash", "vanilla", "gated", "rnn"])
+QWEN3 = ["qwen3_dflash", "qwen3_vanilla", "qwen3_gated", "qwen3_rnn"]
+
+
+@pytest.fixture(scope="module")
 def reference(request, golden):
-    """(models, folder) of the trained pair with each head."""
-    folder = golden / f"dspark_qwen3_{request.param}"
-    target_config, target = hf.load_target(golden / "qwen3_target")
+    """(models, folder) of the pair of each head and family."""
+    folder = golden / f"dspark_{request.param}"
+    target_config, target = hf.load_target(golden / f"{request.param.split('_')[0]}_target")
     drafter_config, drafter = hf.load_drafter(folder)
     return Models(target, drafter, target_config, drafter_config), folder
 
 
+@pytest.mark.parametrize("reference", [*QWEN3, "gemma4_vanilla"], indirect=True)
 @pytest.mark.parametrize("policy", ["fixed", "threshold"])
 def test_greedy_rounds_of_the_reference(reference, policy):
     models, folder = reference
@@ -566,6 +570,7 @@ def test_greedy_rounds_of_the_reference(reference, policy):
             np.testing.assert_allclose(z[: len(expected)], expected, atol=5e-4, rtol=5e-4)
 
 
+@pytest.mark.parametrize("reference", QWEN3, indirect=True)
 def test_sampled_acceptance_of_the_reference(reference, golden):
     """Mean accepted length at temperature 1, pooled over rounds, and the first slot's rate."""
     models, folder = reference

@@ -33,7 +33,7 @@ CFG = DrafterConfig.for_target(
     target_layer_ids=(-1, 1),
     markov_rank=6,
 )
-GOLDEN = ["vanilla", "rnn", "gated", "dflash"]
+GOLDEN = ["qwen3_vanilla", "qwen3_rnn", "qwen3_gated", "qwen3_dflash", "gemma4_vanilla"]
 
 
 def random_like(specs):
@@ -185,9 +185,10 @@ def test_block_inputs(models):
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_golden_logits_and_confidences(golden, name):
-    folder = golden / f"dspark_qwen3_{name}"
+    folder = golden / f"dspark_{name}"
     cfg, drafter = hf.load_drafter(folder)
-    _, target = hf.load_target(golden / "qwen3_target")
+    target_cfg, target = hf.load_target(golden / f"{name.split('_')[0]}_target")
+    cfg.check_fits(target_cfg)
     want = load_file(folder / "expected_train.safetensors")
     anchors = want["anchor_positions"]
     tokens = np.take_along_axis(want["input_ids"], anchors, axis=1)
@@ -209,7 +210,7 @@ def test_golden_logits_and_confidences(golden, name):
     assert used.sum() > 20
     bound = 5e-4 * (1 + np.abs(want["draft_logits"][used]).max())
     np.testing.assert_allclose(logits[used], want["draft_logits"][used], rtol=0, atol=bound)
-    assert (scores is None) == (name == "dflash")
+    assert (scores is None) == (name == "qwen3_dflash")
     if scores is not None:
         expected = want["confidence_logits"][used]
         bound = 5e-4 * (1 + np.abs(expected).max())

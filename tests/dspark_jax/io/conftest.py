@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from dspark_jax.config import DrafterConfig, InputError, Rope, TargetConfig
+from dspark_jax.config import DrafterConfig, InputError, Rope, SlidingLayers, TargetConfig
 from dspark_jax.drafters import dspark
 from dspark_jax.io import hf
 from dspark_jax.targets import dense
@@ -33,12 +33,32 @@ LLAMA = dataclasses.replace(
     rope=Rope(5e5, "llama3", 8.0, 1.0, 4.0, original_max_position=32),
     norm_eps=1e-5,
 )
+GEMMA4 = dataclasses.replace(
+    TARGET,
+    model_type="gemma4",
+    key_is_value=True,
+    tie_embeddings=True,
+    num_kv_heads=1,
+    head_dim=8,
+    rope=Rope(1e6, "proportional", rotated_part=0.5),
+    sliding=SlidingLayers((0, 1), 4, 2, 6, Rope(1e4)),
+    logit_softcap=30.0,
+)
 DRAFT = DrafterConfig.for_target(
     TARGET,
     num_layers=2,
     block_size=4,
     mask_token_id=19,
     target_layer_ids=(-1, 1),
+    markov_rank=5,
+    num_anchors=16,
+)
+GEMMA4_DRAFT = DrafterConfig.for_target(
+    GEMMA4,
+    num_layers=2,
+    block_size=4,
+    mask_token_id=4,
+    target_layer_ids=(0, 1),
     markov_rank=5,
     num_anchors=16,
 )
@@ -75,6 +95,10 @@ def saved(tmp_path_factory):
     hf.save_target(root / "target", *target)
     for name, cfg in DRAFTS.items():
         hf.save_drafter(root / name, cfg, random_like(dspark.specs(cfg)), target=target)
+    gemma4 = GEMMA4, random_like(dense.specs(GEMMA4))
+    hf.save_target(root / "gemma4_target", *gemma4)
+    drafter = random_like(dspark.specs(GEMMA4_DRAFT))
+    hf.save_drafter(root / "gemma4", GEMMA4_DRAFT, drafter, target=gemma4)
     return root
 
 

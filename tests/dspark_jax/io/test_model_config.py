@@ -1,6 +1,7 @@
 """config.json: what is read from one, what is written, and a line for what is wrong."""
 
 import json
+import shutil
 
 import pytest
 
@@ -129,6 +130,44 @@ def test_unknown_drafter_architecture(draft_folder, target_folder):
 def test_bad_target_config(target_folder, changes, said):
     edit_config(target_folder, **changes)
     assert said in refused(hf.load_target, target_folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"layer_types": None}, "layer_types is missing"),
+        ({"layer_types": ["full_attention"] * 2}, "expected full_attention or sliding_attention"),
+        ({"layer_types": ["full_attention"] * 2 + ["linear"]}, "for each layer"),
+        ({"global_head_dim": None}, "global_head_dim is missing"),
+        ({"sliding_window": None}, "sliding_window is missing"),
+        ({"sliding_window": 0}, "sliding window 0: expected a number above 0"),
+        ({"head_dim": 7}, "head_dim=7: expected an even number"),
+        ({"attention_k_eq_v": False}, "k_proj.weight has shape [8, 12], expected [16, 12]"),
+        ({"enable_moe_block": True}, "enable_moe_block=True is not supported"),
+        ({"hidden_size_per_layer_input": 8}, "hidden_size_per_layer_input=8 is not supported"),
+        ({"num_kv_shared_layers": 1}, "num_kv_shared_layers=1 is not supported"),
+        ({"use_bidirectional_attention": "all"}, "='all' is not supported"),
+        ({"hidden_activation": "silu"}, "hidden_activation='silu' is not supported"),
+        ({"rope_parameters": {"full_attention": {}}}, "sliding_attention is missing in it"),
+        ({"rope_parameters": {"sliding_attention": {}}}, "full_attention is missing in it"),
+        ({"final_logit_softcapping": "x"}, "final_logit_softcapping='x', expected float or int"),
+        ({"final_logit_softcapping": 0}, "logit_softcap=0: expected a number above 0"),
+    ],
+)
+def test_bad_gemma4_config(saved, tmp_path, changes, said):
+    folder = shutil.copytree(saved / "gemma4_target", tmp_path / "target")
+    edit_config(folder, **changes)
+    assert said in refused(hf.load_target, folder)
+
+
+def test_gemma4_drafters_have_full_layers_alone(saved, tmp_path):
+    folder = shutil.copytree(saved / "gemma4", tmp_path / "draft")
+    values = json.loads((folder / "config.json").read_text())
+    assert values["architectures"] == ["Gemma4DSparkModel"]
+    assert values["layer_types"] == ["full_attention"] * 2
+    assert (values["head_dim"], values["global_head_dim"], values["sliding_window"]) == (6, 8, 4)
+    edit_config(folder, layer_types=["full_attention", "sliding_attention"])
+    assert "sliding layers are not supported" in refused(hf.load_drafter, folder)
 
 
 @pytest.mark.parametrize(
