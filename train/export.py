@@ -1,6 +1,7 @@
 """Writes the drafter of a checkpoint as a folder that other engines read.
 
 python -m train.export --workdir RUN --output DIR [--step N]
+                       [--layout deepspec|speculators|sglang]
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from dspark_jax import params as parameters
 from dspark_jax.config import require
 from dspark_jax.drafters.kinds import kind_of
 from dspark_jax.io import cli, hf
+from dspark_jax.io.dialects import Layout
 from dspark_jax.vocabulary import with_vocabulary
 from train import draft_tokens
 from train.checkpoint import damage, load, newest_whole, steps
+from train.settings import EMBEDDED
 from train.target import target_folder
 from train.workdir import CHECKPOINTS, read_workdir
 
@@ -35,6 +38,9 @@ class ExportSettings:
     """Folder for the drafter, new or empty."""
     step: int | None = None
     """Step of the checkpoint; default: the newest whole one."""
+    layout: Layout = "deepspec"
+    """deepspec is that of the released checkpoints, speculators that of vLLM's library; sglang is
+    deepspec with what SGLang looks for."""
 
 
 def main(args: Sequence[str]) -> int:
@@ -70,6 +76,7 @@ def export(settings: ExportSettings) -> None:
     params = with_vocabulary(found["params"], target, ids)
     hf.save_drafter(
         output, cfg, params, target=(target_config, target),
+        layout=settings.layout, target_name=None if run.target == EMBEDDED else run.target,
         dtype=jnp.dtype(run.compute.dtype),
     )  # fmt: skip
     print(f"drafter of {step} steps: {output}")

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +15,8 @@ from safetensors.numpy import save_file
 
 from dspark_jax.config import DraftingConfig, TargetConfig, require
 from dspark_jax.drafters.kinds import AnyDrafter, kind_of
-from dspark_jax.io import files, layouts, model_config
+from dspark_jax.io import dialects, files, layouts, model_config
+from dspark_jax.io.dialects import Layout
 from dspark_jax.io.gguf import GgufFile
 from dspark_jax.io.tensors import Place, Tensors, load_parameters, open_tensors, report_extra
 from dspark_jax.params import spec
@@ -58,7 +59,9 @@ def text_prefix(tensors: Tensors | GgufFile) -> str:
 def load_drafter(
     path: str | Path, *, dtype: Any = jnp.float32, place: Place | None = None
 ) -> tuple[DraftingConfig, AnyDrafter]:
-    """A drafter in the DeepSpec layout (MTP-1: in ours), without its copies of embedding and head.
+    """A drafter in any of the layouts of `dialects`, without its copies of embedding and head.
+
+    MTP-1 has a layout of ours.
 
     A checkpoint that promises a confidence head and lacks its weights is loaded without one, and a
     warning says so. Arguments and errors as for `load_target`.
@@ -109,7 +112,8 @@ def save_drafter(
     params: AnyDrafter,
     *,
     target: tuple[TargetConfig, dense.Target],
-    layout: Literal["deepspec"] = "deepspec",
+    layout: Layout = "deepspec",
+    target_name: str | None = None,
     dtype: Any = None,
 ) -> None:
     """Writes a drafter for other engines to read.
@@ -117,10 +121,13 @@ def save_drafter(
     Args:
       path: folder; files in it are replaced one by one, each whole or not at all.
       target: what `load_target` gave; its embedding and LM head are written too.
-      layout: only "deepspec".
+      layout: of config.json; see `dialects`.
+      target_name: folder or repository id of the target, from where vLLM may load it; the layout
+        "speculators" has it.
       dtype: of the written tensors; default: the parameters' own.
     """
-    require(layout == "deepspec", f"layout={layout!r}: expected 'deepspec'")
+    known = get_args(Layout)
+    require(layout in known, f"layout={layout!r}: expected one of {', '.join(known)}")
     target_config, target_params = target
     config.check_fits(target_config)
     whole = layouts.target_layout(target_config)
@@ -136,9 +143,13 @@ def save_drafter(
         tensors |= layouts.export(layouts.draft_head_layout(), vocabulary.lm_head)
         tensors["d2t"] = ids - np.arange(len(ids))
         tensors["t2d"] = np.isin(np.arange(config.vocab_size), ids)
-    _write_folder(
-        Path(path), model_config.drafter_json(config, target_config), _cast(tensors, dtype)
+    settings = dialects.from_deepspec(
+        model_config.drafter_json(config, target_config),
+        layout,
+        target_architecture=model_config.TARGETS[target_config.model_type],
+        target_name=target_name,
     )
+    _write_folder(Path(path), settings, _cast(tensors, dtype))
 
 
 def _cast(tensors: dict[str, np.ndarray], dtype: Any) -> dict[str, np.ndarray]:

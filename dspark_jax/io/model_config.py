@@ -18,7 +18,7 @@ from dspark_jax.config import (
     TransformerConfig,
     require,
 )
-from dspark_jax.io import gguf
+from dspark_jax.io import dialects, gguf
 from dspark_jax.io.files import read_json
 
 TARGETS: dict[ModelType, str] = {
@@ -30,6 +30,7 @@ KNOWN_TARGETS: dict[tuple[str, str], ModelType] = {
     ("qwen3", TARGETS["qwen3"]): "qwen3",
     ("llama", TARGETS["llama"]): "llama",
     ("gemma4_text", TARGETS["gemma4"]): "gemma4",
+    ("gemma4_unified_text", "Gemma4UnifiedForCausalLM"): "gemma4",
     # Of these, which also see and hear, the part that reads text.
     ("gemma4", "Gemma4ForConditionalGeneration"): "gemma4",
     ("gemma4_unified", "Gemma4UnifiedForConditionalGeneration"): "gemma4",
@@ -236,8 +237,9 @@ def load_target_config(folder: Path) -> TargetConfig:
 
 
 def load_drafter_config(folder: Path) -> DraftingConfig:
-    """Reads the config.json of a drafter in the DeepSpec layout, or in ours for MTP-1."""
+    """Reads the config.json of a drafter in any of the layouts of `dialects`, MTP-1 in ours."""
     fields = _Fields(folder)
+    fields.values = dialects.to_deepspec(fields.values, str(fields.path))
     named = {name: kind for kind, name in DRAFTERS.items()}
     said = fields.architecture()
     require(
@@ -245,8 +247,10 @@ def load_drafter_config(folder: Path) -> DraftingConfig:
         f"{fields.path}: architecture {said!r} is not known, expected one of {', '.join(named)}",
     )
     kind, layers = named[said]
-    if layers == "gemma4":
-        require(fields.sliding() is None, f"{fields.path}: sliding layers are not supported in it")
+    require(
+        SLIDING not in fields.get("layer_types", list, []),
+        f"{fields.path}: layer_types: {SLIDING} is not supported in a drafter",
+    )
     if kind is DrafterConfig:
         own = _dspark_fields(fields)
     elif kind is Eagle3Config:

@@ -11,6 +11,7 @@ from dspark_jax.config import (
     InputError,
     MtpConfig,
     Rope,
+    SlidingLayers,
     TargetConfig,
     TransformerConfig,
     require,
@@ -132,6 +133,77 @@ def test_check_fits(name, changes):
     assert message.startswith("the drafter does not fit the target: ")
     assert name in message
     assert "\n" not in message
+
+
+NEAR = SlidingLayers(layers=(0, 2), window=5, num_kv_heads=2, head_dim=6, rope=Rope(3.0))
+GEMMA4 = {
+    **SIZES,
+    "model_type": "gemma4",
+    "num_kv_heads": 1,
+    "key_is_value": True,
+    "sliding": NEAR,
+}
+
+
+def test_layers_of_two_kinds():
+    cfg = TargetConfig(**GEMMA4, rope=Rope(7.0))
+    assert [cfg.window(i) for i in range(4)] == [5, None, 5, None]
+    near, full = cfg.layer(2), cfg.layer(1)
+    assert (near.num_kv_heads, near.group_size, near.head_dim, near.rope) == (2, 2, 6, Rope(3.0))
+    assert (full.num_kv_heads, full.group_size, full.head_dim, full.rope) == (1, 4, 4, Rope(7.0))
+    assert (near.key_is_value, full.key_is_value) == (False, True)
+    assert cfg.layer(0) == near
+    assert cfg.score_scale == 1
+    assert cfg.embed_scale == 4
+    plain = TargetConfig(**SIZES)
+    assert plain.layer(3) == plain
+    assert plain.window(3) is None
+    assert plain.score_scale == 0.5
+    assert plain.embed_scale == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"layers": (0, 4)}, "sliding layers [0, 4]: expected layers in 0..3"),
+        ({"window": 0}, "sliding window 0: expected a number above 0"),
+        ({"head_dim": 5}, "head_dim=5: expected an even number"),
+        ({"num_kv_heads": 3}, "expected a multiple of num_kv_heads=3"),
+    ],
+)
+def test_bad_sliding_layers(changes, said):
+    sliding = dataclasses.replace(NEAR, **changes)
+    assert said in refused(TargetConfig, **{**GEMMA4, "sliding": sliding})
+
+
+def test_heads_of_both_kinds_where_values_have_a_matrix():
+    message = refused(TargetConfig, **{**GEMMA4, "key_is_value": False})
+    assert message.startswith("num_kv_heads=2 of sliding layers: expected 1")
+
+
+def test_a_soft_cap_is_above_zero():
+    assert "logit_softcap=0" in refused(TargetConfig, **SIZES, logit_softcap=0)
+
+
+def test_drafters_are_like_the_layers_that_see_everything():
+    settings = {"num_layers": 2, "block_size": 3, "mask_token_id": 5, "target_layer_ids": (0,)}
+    target = TargetConfig(**GEMMA4, rope=Rope(7.0))
+    cfg = DrafterConfig.for_target(target, **settings)
+    assert (cfg.model_type, cfg.key_is_value, cfg.num_kv_heads) == ("gemma4", True, 1)
+    cfg.check_fits(target)
+    llama = TargetConfig(**SIZES, model_type="llama")
+    other = DrafterConfig.for_target(llama, **settings)
+    assert other.model_type == "qwen3"
+    other.check_fits(llama)
+    with pytest.raises(InputError, match="whether its layers are Gemma4's is False in the drafter"):
+        other.check_fits(target)
+    assert "model_type='llama'" in refused(DrafterConfig, **SIZES, **DRAFT, model_type="llama")
+
+
+def test_proportional_frequencies():
+    """Half of four pairs turn, as the first two of all do, half as fast."""
+    rope = Rope(1e4, "proportional", 2.0, rotated_part=0.5)
+    assert rope.frequencies(8) == pytest.approx([0.5, 0.05, 0, 0])
 
 
 def test_default_frequencies():

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from dspark_jax.config import InputError
+from dspark_jax.params import init, spec
 from train.optimizer import learning_rate, make_optimizer
 from train.settings import OptimizerSettings
 
@@ -41,6 +42,19 @@ def test_first_updates_by_hand():
     params = {"w": jnp.array([2.0, -4.0])}
     updates, _ = optimizer.update({"w": jnp.array([30.0, -40.0])}, optimizer.init(params), params)
     np.testing.assert_allclose(updates["w"], [-0.1 - 0.1, 0.1 + 0.2], rtol=1e-4)
+
+
+@pytest.mark.parametrize("algorithm", ["adamw", "muon"])
+def test_what_is_frozen_stays_in_spite_of_weight_decay(algorithm):
+    settings = OptimizerSettings(
+        algorithm=algorithm, learning_rate=0.1, warmup_fraction=0.0, weight_decay=0.5
+    )
+    specs = {"w": spec((2, 2), (None, None)), "scalar": spec((), (), frozen=True)}
+    optimizer, params = make_optimizer(settings, specs), init(jax.random.key(0), specs)
+    grads = {"w": jnp.ones((2, 2)), "scalar": jnp.zeros(())}
+    updates, _ = optimizer.update(grads, optimizer.init(params), params)
+    assert updates["scalar"] == 0
+    assert np.abs(updates["w"]).min() > 0
 
 
 def test_gradients_are_clipped_by_global_norm():

@@ -3,7 +3,14 @@ import dataclasses
 import jax
 import pytest
 
-from dspark_jax.config import DrafterConfig, Eagle3Config, MtpConfig, TargetConfig
+from dspark_jax.config import (
+    DrafterConfig,
+    Eagle3Config,
+    MtpConfig,
+    Rope,
+    SlidingLayers,
+    TargetConfig,
+)
 from dspark_jax.losses import LossConfig
 from train.resources import PEAK_FLOPS, peak_flops, peak_memory, step_flops
 from train.settings import OptimizerSettings
@@ -60,6 +67,25 @@ def test_operations_of_recurrent_drafters_by_hand(kind):
     blocks = slots * 3 * (slot + seen * pairs) + slots * 2 * 8 * 30
     cfg = StepConfig(TARGET, drafter, LossConfig(1, 0, 0), OptimizerSettings())
     assert step_flops(cfg, 2, 10) == 2 * 2 * (target + context + blocks)
+
+
+def test_operations_of_layers_that_see_a_window():
+    """Rows of 10 tokens; two layers see 4 positions and have heads of their own size."""
+    target = dataclasses.replace(
+        TARGET, model_type="gemma4", key_is_value=True,
+        sliding=SlidingLayers((0, 2), 4, 1, 2, Rope()),
+    )  # fmt: skip
+    drafter = DrafterConfig.for_target(
+        target, num_layers=1, block_size=4, mask_token_id=1, target_layer_ids=(0,), head="none",
+        markov_rank=0, confidence_head=False, num_anchors=5,
+    )  # fmt: skip
+    near = 8 * (2 + 2) * 2 + 4 * 8 + 3 * 8 * 12
+    full = 8 * (2 + 1) * 6 + 12 * 8 + 3 * 8 * 12  # the key is the value
+    seen = 1 + 2 + 3 + 7 * 4
+    frozen = 10 * (2 * near + full) + 2 * seen * 2 * 2 * 2 + 55 * 2 * 2 * 6 + 20 * 8 * 100
+    trained = 10 * (2 * 8 * 8 + 3 * 8 * 6) + 20 * 3 * (full + (5 + 4) * 24) + 20 * 2 * 8 * 100
+    cfg = StepConfig(target, drafter, LossConfig(1, 0, 0), OptimizerSettings())
+    assert step_flops(cfg, 2, 10) == 2 * 2 * (frozen + trained)
 
 
 def test_peak_of_devices():

@@ -298,6 +298,16 @@ def test_the_newest_whole_checkpoint_is_exported(finished, tmp_path, capsys):
     assert (workdir / "checkpoints" / "6").is_dir()
 
 
+@pytest.mark.parametrize("layout", ["speculators", "sglang"])
+def test_layouts_of_other_engines(finished, tmp_path, layout):
+    assert exported("--workdir", finished, "--output", tmp_path / "plain") == 0
+    assert exported("--workdir", finished, "--output", tmp_path / "out", "--layout", layout) == 0
+    cfg, params = hf.load_drafter(tmp_path / "out")
+    plain_cfg, plain = hf.load_drafter(tmp_path / "plain")
+    assert cfg == plain_cfg
+    jax.tree.map(np.testing.assert_array_equal, params, plain)
+
+
 @pytest.mark.parametrize(
     ("harm", "args", "message"),
     [

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from dspark_jax.config import DrafterConfig, TargetConfig
+from dspark_jax.config import DrafterConfig, SlidingLayers, TargetConfig
 from dspark_jax.drafters import confidence, dspark, heads
 from dspark_jax.flat import pack
 from dspark_jax.io import hf
@@ -237,6 +237,27 @@ def test_layers_of_the_target_to_start_from(models, stacked, count, chosen):
     np.testing.assert_allclose(features.reshape(5, 48) @ found.fc, features.mean(1), rtol=1e-5)
     assert found.head is drawn.head
     assert found.confidence is drawn.confidence
+
+
+def test_layers_of_a_target_with_sliding_ones_to_start_from():
+    """Those that are alike: the third and the sixth."""
+    target_cfg = dataclasses.replace(
+        TARGET,
+        model_type="gemma4",
+        num_layers=6,
+        num_kv_heads=1,
+        key_is_value=True,
+        sliding=SlidingLayers((0, 1, 3, 4), 4, 2, 6, TARGET.rope),
+    )
+    settings = {"num_layers": 2, "block_size": 3, "mask_token_id": 5, "target_layer_ids": (0,)}
+    cfg = DrafterConfig.for_target(target_cfg, **settings, markov_rank=4)
+    target = random_like(dense.specs(target_cfg))
+    drawn = random_like(dspark.specs(cfg))
+    for given in (target, dense.stack_layers(target, target_cfg)):
+        found = dspark.start_from_target(drawn, given, cfg)
+        assert jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, drawn)
+        for layer, index in zip(found.layers, (2, 5), strict=True):
+            jax.tree.map(np.testing.assert_array_equal, layer, target.layers[index])
 
 
 def test_a_target_without_norms_of_its_heads_to_start_from():

@@ -287,7 +287,7 @@ def test_a_drafter_that_does_not_fit_is_not_written(saved, tmp_path):
 def test_unknown_layout(saved, tmp_path):
     cfg, params = hf.load_drafter(saved / "vanilla")
     target = hf.load_target(saved / "target")
-    with pytest.raises(InputError, match="layout='gguf': expected 'deepspec'"):
+    with pytest.raises(InputError, match="layout='gguf': expected one of deepspec, speculators"):
         hf.save_drafter(tmp_path, cfg, params, target=target, layout="gguf")
 
 

@@ -167,7 +167,8 @@ def test_gemma4_drafters_have_full_layers_alone(saved, tmp_path):
     assert values["layer_types"] == ["full_attention"] * 2
     assert (values["head_dim"], values["global_head_dim"], values["sliding_window"]) == (6, 8, 4)
     edit_config(folder, layer_types=["full_attention", "sliding_attention"])
-    assert "sliding layers are not supported" in refused(hf.load_drafter, folder)
+    message = refused(hf.load_drafter, folder)
+    assert "layer_types: sliding_attention is not supported in a drafter" in message
 
 
 @pytest.mark.parametrize(
@@ -192,6 +193,7 @@ def test_gemma4_drafters_have_full_layers_alone(saved, tmp_path):
         ({"mask_token_id": None}, "mask_token_id is missing"),
         ({"num_anchors": 0}, "num_anchors=0"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "is not supported in a drafter"),
     ],
 )
 def test_bad_drafter_config(draft_folder, changes, said):
