@@ -97,8 +97,11 @@ def _sizes(cfg: TransformerConfig) -> str:
 def describe_target(cfg: TargetConfig) -> str:
     tied = "tied" if cfg.tie_embeddings else "untied"
     stops = ", ".join(map(str, cfg.stop_token_ids)) or "none"
+    near = ""
+    if cfg.sliding is not None:
+        near = f", {len(cfg.sliding.layers)} layers that see {cfg.sliding.window} positions"
     return (
-        f"{TARGETS[cfg.model_type]}, {_sizes(cfg)}, vocabulary {cfg.vocab_size} ({tied}),"
+        f"{TARGETS[cfg.model_type]}, {_sizes(cfg)}{near}, vocabulary {cfg.vocab_size} ({tied}),"
         f" {cfg.max_position} positions, stop tokens {stops}"
     )
 

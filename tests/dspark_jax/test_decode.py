@@ -535,8 +535,12 @@ def reference(request, golden):
     return Models(target, drafter, target_config, drafter_config), folder
 
 
-@pytest.mark.parametrize("reference", [*QWEN3, "gemma4_vanilla"], indirect=True)
-@pytest.mark.parametrize("policy", ["fixed", "threshold"])
+@pytest.mark.parametrize(
+    ("reference", "policy"),
+    [*((name, policy) for name in QWEN3 for policy in ("fixed", "threshold")),
+     ("gemma4_vanilla", "fixed")],
+    indirect=["reference"],
+)  # fmt: skip
 def test_greedy_rounds_of_the_reference(reference, policy):
     models, folder = reference
     name = "greedy" if policy == "fixed" else "greedy_threshold_0.5"

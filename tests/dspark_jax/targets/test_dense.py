@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from dspark_jax import sharding
 from dspark_jax.config import Rope, SlidingLayers, TargetConfig
 from dspark_jax.flat import pack
 from dspark_jax.io import hf
@@ -294,6 +295,22 @@ def test_caches_have_the_shapes_of_their_layers():
     shapes = [c.k.shape for c in dense.create_cache(GEMMA4, 3, 7, jnp.float32)]
     sliding, full = (3, 2, 7, 8), (3, 1, 7, 12)
     assert shapes == [sliding, sliding, full, sliding, sliding, full]
+
+
+def test_split_over_devices():
+    """Heads of sliding layers are split; the one head of the others is whole on both devices."""
+    mesh = sharding.make_mesh(2, fsdp=1, tensor_parallel=2)
+    params = random_params(GEMMA4)
+    places = sharding.parameters(dense.specs(GEMMA4), mesh, sharding.DECODING)
+    split = jax.device_put(params, places)
+    whole = [layer.qkv.sharding.is_fully_replicated for layer in split.layers]
+    assert whole == [False, False, True, False, False, True]
+    tokens = jnp.arange(22).reshape(2, 11)
+    close(
+        jax.device_get(forward(split, tokens, cfg=GEMMA4).final),
+        np.asarray(forward(params, tokens, cfg=GEMMA4).final),
+        1e-5,
+    )
 
 
 def test_layers_are_stacked_by_their_place_in_the_period():
