@@ -44,6 +44,7 @@ Place = dict[str, Any]
 LANES = 64  # at most
 MIXED = 1024  # rows that are filled together, over all lanes; those of one document lie apart then
 BATCHES_AHEAD = 16
+ENDLESS = sys.maxsize
 
 
 def open_documents(settings: DataSettings, encoder: Encoder) -> Documents:
@@ -79,14 +80,8 @@ def make_batches(
     Raises:
       InputError: the batch cannot be shared evenly.
     """
-    lanes = math.gcd(settings.batch_size, LANES)
-    require(
-        lanes % parts == 0,
-        f"batch_size={settings.batch_size} read in {parts} parts by hosts: expected a batch size"
-        f" that shares with {LANES} a divisor which is a multiple of {parts}",
-    )
+    own, lanes = own_lanes(settings.batch_size, part, parts)
     items = grain.MapDataset.source(_Passes(documents, seed))
-    own = lanes // parts
     rows = [
         # Lanes hold different numbers of rows, so that they are not all refilled at one time.
         _lane(
@@ -96,14 +91,35 @@ def make_batches(
             seed=seed + lane,
             mixed=max(1, MIXED * (2 * lanes - lane) // (2 * lanes**2)),
         )
-        for lane in range(part * own, (part + 1) * own)
+        for lane in own
     ]
     each = settings.batch_size // lanes
-    batches = grain.experimental.ZipIterDataset([lane.batch(each) for lane in rows]).map(_join)
-    # The next batches are made while these are learnt from.
-    return iter(
-        grain.experimental.ThreadPrefetchIterDataset(batches, prefetch_buffer_size=BATCHES_AHEAD)
+    return join_lanes([lane.batch(each) for lane in rows], ahead=BATCHES_AHEAD)
+
+
+def own_lanes(batch_size: int, part: int, parts: int) -> tuple[range, int]:
+    """Numbers of the lanes that a part of the hosts reads, and how many there are in all.
+
+    Raises:
+      InputError: they cannot be shared evenly.
+    """
+    lanes = math.gcd(batch_size, LANES)
+    require(
+        lanes % parts == 0,
+        f"batch_size={batch_size} read in {parts} parts by hosts: expected a batch size"
+        f" that shares with {LANES} a divisor which is a multiple of {parts}",
     )
+    own = lanes // parts
+    return range(part * own, (part + 1) * own), lanes
+
+
+def join_lanes(lanes: list[grain.IterDataset], *, ahead: int) -> grain.DatasetIterator:
+    """Batches of the rows that each lane gives at a time, one lane behind the other.
+
+    Up to `ahead` of them are made while another is learnt from.
+    """
+    batches = grain.experimental.ZipIterDataset(lanes).map(_join)
+    return iter(grain.experimental.ThreadPrefetchIterDataset(batches, prefetch_buffer_size=ahead))
 
 
 def join_places(places: Iterable[tuple[int, Place]]) -> list[Any]:
@@ -128,15 +144,16 @@ class _Passes:
     seed: int
 
     def __len__(self) -> int:
-        return sys.maxsize
+        return ENDLESS
 
     def __getitem__(self, index: int) -> Document:
         number, place = divmod(index, len(self.documents))
-        return self.documents[int(_order(len(self.documents), self.seed, number)[place])]
+        return self.documents[int(pass_order(len(self.documents), self.seed, number)[place])]
 
 
 @functools.lru_cache(maxsize=4)
-def _order(size: int, seed: int, number: int) -> np.ndarray:
+def pass_order(size: int, seed: int, number: int) -> np.ndarray:
+    """Order [size] of the items in pass `number`."""
     return np.random.default_rng((seed, number)).permutation(size)
 
 

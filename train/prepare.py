@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-import sys
 
-import grain
 import jax
 from jax.sharding import Mesh
 
@@ -17,12 +14,13 @@ from dspark_jax.drafters.dspark import Drafter
 from dspark_jax.io import files, hf, model_config
 from train import hosts
 from train.checkpoint import Checkpoints, steps
-from train.data import make_batches, open_documents, own_place
-from train.encoding import Encoder, make_encoder
+from train.data import own_place
+from train.encoding import make_encoder
 from train.evaluation import HeldOut
 from train.logs import check_wandb
 from train.meter import Pool
-from train.run import Run, batch_of
+from train.rows import open_rows
+from train.run import Run
 from train.settings import Settings
 from train.step import StepConfig, abstract_state, init_state, state_shardings
 from train.target import load_target, target_folder
@@ -40,16 +38,13 @@ def prepare(settings: Settings) -> Run:
     encoder = make_encoder(settings.data, folder, target_config)
     cfg = step_config(settings, target_config, drafter_config)
     share = hosts.batch_share(mesh)
-    batches = batches_of(settings, settings.data.files, encoder, share)
-    held_out = None
-    if settings.held_out_files:
-        # All of each batch: prompts of them are decoded on the whole mesh.
-        rows = batches_of(settings, settings.held_out_files, encoder, (0, 1))
-        rows = itertools.islice(rows, settings.evaluation.evaluate_batches)
-        held_out = HeldOut(cfg, mesh, [batch_of(items) for items in rows])
+    rows = open_rows(settings, cfg, folder, encoder, share)
+    held_out = HeldOut(cfg, mesh, rows.held_out) if rows.held_out else None
     begun = bool(steps(settings.workdir / CHECKPOINTS))
     params = None if begun else initial_drafter(settings, drafter_config, mesh)
-    target = load_target(settings, folder, target_config, mesh)
+    from_target = settings.start == "target" and params is None and not begun
+    layers = cfg.features == "online" or from_target
+    target = load_target(settings, folder, target_config, mesh, layers=layers)
     if hosts.writes():
         write_workdir(settings)
 
@@ -59,29 +54,19 @@ def prepare(settings: Settings) -> Run:
     pool = Pool.start(drafter_config.block_size)
     if checkpoints.latest is None:
         places = state_shardings(cfg, mesh)
-        start = target if settings.start == "target" and params is None else None
+        start = target if from_target else None
         state = jax.jit(functools.partial(init_state, cfg), out_shardings=places)(start)
         state = state if params is None else state.replace(params=params)
     else:
         state, place = checkpoints.restore(abstract_state(cfg, mesh))
-        batches.set_state(own_place(place["data"], *share))
+        rows.batches.set_state(own_place(place["data"], *share))
         pool = Pool.of(place["pool"])
+    if cfg.features == "stored":
+        target = dataclasses.replace(target, layers=())
     return Run(
-        settings, cfg, mesh, target, encoder.tokenizer, state, batches, pool, held_out, checkpoints
-    )
-
-
-def batches_of(
-    settings: Settings, files: tuple[str, ...], encoder: Encoder, share: tuple[int, int]
-) -> grain.DatasetIterator:
-    """This host's part of the batches of some files, whose bad records are named on stderr."""
-    data = dataclasses.replace(settings.data, files=files)
-    documents = open_documents(data, encoder)
-    if hosts.writes():
-        for line in documents.passed_over():
-            print(line, file=sys.stderr)
-    part, parts = share
-    return make_batches(data, documents, encoder, seed=settings.seed, part=part, parts=parts)
+        settings, cfg, mesh, target, encoder.tokenizer, state, rows.batches, pool, held_out,
+        checkpoints,
+    )  # fmt: skip
 
 
 def initial_drafter(settings: Settings, cfg: DrafterConfig, mesh: Mesh) -> Drafter | None:
@@ -143,4 +128,5 @@ def step_config(settings: Settings, target: TargetConfig, drafter: DrafterConfig
         microbatches=settings.compute.microbatches,
         attention=settings.compute.attention,
         documents_per_row=settings.data.documents_per_row,
+        features="online" if settings.features is None else "stored",
     )

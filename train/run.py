@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import Any
 
 import grain
 import jax
@@ -23,8 +22,9 @@ from train.logs import Logs, NoLogs
 from train.lookout import Lookout
 from train.meter import Meter, Pool
 from train.resources import peak_flops, step_flops
+from train.rows import batch_of
 from train.settings import Settings
-from train.step import Batch, StepConfig, TrainState, make_step
+from train.step import StepConfig, TrainState, make_step
 from train.trace import Trace
 
 AGREE_EVERY = 8
@@ -144,11 +144,6 @@ class Run:
             dtype=jnp.dtype(self.settings.compute.dtype),
         )
         print(f"drafter of {self.settings.optimizer.steps} steps: {folder}")
-
-
-def batch_of(items: dict[str, Any]) -> Batch:
-    """What of the data's items a step wants."""
-    return Batch(items["tokens"], items["loss_mask"], items.get("segments"))
 
 
 def _any_process(stopped: bool, step: int) -> bool:

@@ -18,11 +18,10 @@ from dspark_jax.config import DrafterConfig, TargetConfig
 from dspark_jax.drafters import dspark
 from dspark_jax.drafters.dspark import Drafter
 from dspark_jax.losses import LossConfig, Sums
-from dspark_jax.self_attention import AttentionKind, make_self_attention
+from dspark_jax.self_attention import AttentionKind
 from dspark_jax.sharding import AnyMesh
-from dspark_jax.targets import dense
-from dspark_jax.targets.dense import Target
-from dspark_jax.transformer import Layer, layer_specs
+from dspark_jax.targets.dense import Hidden, Target
+from train.features import FeatureSource, fetch_ends, make_states
 from train.guard import Guard, choose, judge
 from train.optimizer import learning_rate, make_optimizer
 from train.settings import GuardSettings, OptimizerSettings
@@ -45,6 +44,7 @@ class Batch:
     tokens: jax.Array  # [B, S] int32
     loss_mask: jax.Array  # [B, S] bool
     segments: jax.Array | None = None  # [B, S] int32, documents of a row; None: each is one
+    hidden: Hidden | None = None  # [B, S, ..] states of the target, where they are stored
 
 
 @struct.dataclass
@@ -72,6 +72,7 @@ class StepConfig:
     microbatches: int = 1
     attention: AttentionKind = "reference"
     documents_per_row: int = 1
+    features: FeatureSource = "online"
 
 
 Step = Callable[[TrainState, Target, Batch], tuple[TrainState, Report]]
@@ -119,30 +120,17 @@ def abstract_state(cfg: StepConfig, mesh: AnyMesh) -> TrainState:
 
 def make_sums(cfg: StepConfig, mesh: AnyMesh) -> Callable[..., Sums]:
     """The losses' sums of (params, target, batch, *anchors), not jitted."""
-    attend = make_self_attention(cfg.attention, mesh)
-
-    drafter_specs, target_specs = dspark.specs(cfg.drafter), dense.specs(cfg.target)
-    one = layer_specs(cfg.target, qk_norm=cfg.target.qk_norm)
-
-    def fetch_layer(layer: Layer) -> Layer:
-        return sharding.fetched(layer, one, mesh)
+    drafter_specs = dspark.specs(cfg.drafter)
+    states = make_states(
+        cfg.features, cfg.target, cfg.drafter.target_layer_ids, attention=cfg.attention, mesh=mesh
+    )
 
     def sums(params: Drafter, target: Target, batch: Batch, positions, valid) -> Sums:
         # Of the target only a layer at a time: the drafter is small.
         params = sharding.fetched(params, drafter_specs, mesh)
-        ends = target_specs.embed, target_specs.lm_head
-        embed, lm_head = sharding.fetched((target.embed, target.lm_head), ends, mesh)
-        target = dataclasses.replace(target, embed=embed, lm_head=lm_head)
+        target = fetch_ends(target, cfg.target, mesh)
         with jax.named_scope("target"):
-            hidden = dense.forward(
-                target,
-                batch.tokens,
-                batch.segments,
-                cfg=cfg.target,
-                taps=cfg.drafter.target_layer_ids,
-                attend=attend,
-                fetch=fetch_layer,
-            )
+            hidden = states(target, batch.tokens, batch.segments, batch.hidden)
         return losses.drafter_sums(
             params, target, hidden.features, hidden.final, batch.tokens, batch.loss_mask,
             positions, valid, batch.segments, cfg=cfg.drafter, loss=cfg.loss,
