@@ -72,6 +72,10 @@ class CacheSettings:
             self.run.features is None,
             f"features={self.run.features}: expected none, they are to be computed",
         )
+        require(
+            self.run.hosts.coordinator is None,
+            f"coordinator={self.run.hosts.coordinator}: expected none, one process writes a cache",
+        )
 
 
 def main(args: Sequence[str]) -> int:

@@ -269,10 +269,10 @@ def _records(path: Path) -> int:
     """Records of a file, 0 when it is none of ArrayRecord's."""
     try:
         reader = array_record_module.ArrayRecordReader(str(path))
+        number = reader.num_records()
+        reader.close()
     except RuntimeError:
         return 0
-    number = reader.num_records() if reader.ok() else 0
-    reader.close()
     return number
 
 
