@@ -37,7 +37,7 @@ from dspark_jax import generation, sharding
 from dspark_jax.config import DrafterConfig
 from dspark_jax.generation import EMBEDDED
 from dspark_jax.targets.dense import Target
-from train import corpus, hosts
+from train import corpus
 from train.cache import CacheSettings, write_cache
 from train.checkpoint import Checkpoints
 from train.data import BATCHES_AHEAD
@@ -46,7 +46,7 @@ from train.lookout import Lookout
 from train.meter import Meter, Pool
 from train.prepare import step_config
 from train.resources import step_flops
-from train.rows import batch_of, open_rows
+from train.rows import open_rows
 from train.settings import DataSettings, DrafterSettings
 from train.settings import Settings as RunSettings
 from train.step import StepConfig, init_state, make_step
@@ -55,6 +55,7 @@ HF = "transformers"
 DOCUMENTS = 4  # of a row, between which its anchors are shared
 CHARACTERS = 400  # of a document at most
 CACHED = 64  # batches
+PAUSE = 0.5  # seconds in front of a case: threads of the one before may still be spinning
 SAVE_EVERY = (100, 500)  # steps between checkpoints for which their cost is given; 500 is usual
 
 
@@ -109,9 +110,8 @@ class Training:
         *,
         ahead: int,
     ):
-        self.mesh = sharding.make_mesh(1)
         self.batches, self.target, self.ahead = batches, target, ahead
-        self.step, self.state = make_step(cfg, self.mesh), init_state(cfg)
+        self.step, self.state = make_step(cfg, sharding.make_mesh(1)), init_state(cfg)
         self.meter = Meter(
             cfg,
             Pool.start(cfg.drafter.block_size),
@@ -125,22 +125,20 @@ class Training:
 
     def run(self, steps: int, *, fetch: bool = True, save: bool = False) -> float:
         """Tokens a second of some steps, padding included, on new batches or on the same one."""
-        items = next(self.batches)
+        placed = next(self.batches)
         for _ in range(self.ahead if fetch else 0):
             next(self.batches)
-        batch = hosts.global_batch(self.mesh, batch_of(items))
         jax.block_until_ready(self.state)
         self.meter.read()
         start = time.perf_counter()
         for number in range(steps):
             if fetch:
                 with self.meter.waiting():
-                    items = next(self.batches)
-                    batch = hosts.global_batch(self.mesh, batch_of(items))
-            self.state, report = self.step(self.state, self.target, batch)
+                    placed = next(self.batches)
+            self.state, report = self.step(self.state, self.target, placed.batch)
             self.done += 1
-            self.padding += items["tokens"].size - int(items["length"].sum())
-            self.meter.add(report, int(items["length"].sum()))
+            self.padding += core.BATCH * core.LENGTH - placed.tokens
+            self.meter.add(report, placed.tokens)
             self.lookout.add(self.done, report)
             if save and number == 0:
                 self.lookout.settle()
@@ -165,9 +163,10 @@ def make_cases(settings: Settings, folder: Path) -> tuple[dict[str, Callable[[],
     assert write_cache(cache, []) == 0
     from_cache = dataclasses.replace(run, features=str(cache.output))
     encoder = make_encoder(run.data, settings.target, target_config)
+    mesh = sharding.make_mesh(1)
 
     def training(run: RunSettings, cfg: StepConfig, target: Target, ahead: int) -> Training:
-        batches = open_rows(run, cfg, settings.target, encoder, (0, 1)).batches
+        batches = open_rows(run, cfg, settings.target, encoder, mesh).batches
         return Training(run, cfg, target, batches, ahead=ahead)
 
     target = pair.models.target
@@ -199,6 +198,7 @@ def main(settings: Settings) -> None:
         speeds: dict[str, list[float]] = {name: [] for name in cases}
         for _ in range(settings.repeats):
             for name, case in cases.items():
+                time.sleep(PAUSE)
                 speeds[name].append(case())
         waits = {n: t.waited for n, t in zip(("pipeline", "stored"), runs, strict=True)}
         found = summary(speeds, waits, settings.steps)

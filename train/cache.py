@@ -104,7 +104,7 @@ def write_cache(settings: CacheSettings, stopped: list[int]) -> int:
     encoder = make_encoder(run.data, folder, target_config)
     row = row_type(run, cfg, settings.storage)
     held_out = held_out_batches(run, encoder)
-    batches = make_batches(run, run.data.files, encoder, (0, 1))
+    batches = make_batches(run, run.data.files, encoder)
     number = run.optimizer.steps if settings.batches is None else settings.batches
     size = run.data.batch_size
     wanted = Manifest.planned(

@@ -22,7 +22,7 @@ import itertools
 import math
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Arguments
 from typing import Any
 
@@ -61,6 +61,11 @@ def open_documents(settings: DataSettings, encoder: Encoder) -> Documents:
     return documents
 
 
+def as_it_is(batch: Row) -> Row:
+    """Nothing is changed."""
+    return batch
+
+
 def make_batches(
     settings: DataSettings,
     documents: Documents,
@@ -69,13 +74,15 @@ def make_batches(
     seed: int,
     part: int = 0,
     parts: int = 1,
+    finish: Callable[[Row], Any] = as_it_is,
 ) -> grain.DatasetIterator:
     """Endless batches, of which each host has its part (hosts.batch_share), or some the same.
 
     Items are dicts of `tokens` [B, S] int32, `loss_mask` [B, S] bool, `length` [B] int32 (tokens
     that are not padding) and, where documents share rows, `segments` [B, S] int32 (1, 2, .. for the
-    documents of a row, 0 for padding); B is the part's share of the batch size. `get_state` and
-    `set_state` of the iterator take it back to any place.
+    documents of a row, 0 for padding); B is the part's share of the batch size. Where they are made
+    ahead, `finish` turns them into what is wanted. `get_state` and `set_state` of the iterator take
+    it back to any place.
 
     Raises:
       InputError: the batch cannot be shared evenly.
@@ -94,7 +101,7 @@ def make_batches(
         for lane in own
     ]
     each = settings.batch_size // lanes
-    return join_lanes([lane.batch(each) for lane in rows], ahead=BATCHES_AHEAD)
+    return join_lanes([lane.batch(each) for lane in rows], finish, ahead=BATCHES_AHEAD)
 
 
 def own_lanes(batch_size: int, part: int, parts: int) -> tuple[range, int]:
@@ -113,12 +120,14 @@ def own_lanes(batch_size: int, part: int, parts: int) -> tuple[range, int]:
     return range(part * own, (part + 1) * own), lanes
 
 
-def join_lanes(lanes: list[grain.IterDataset], *, ahead: int) -> grain.DatasetIterator:
-    """Batches of the rows that each lane gives at a time, one lane behind the other.
+def join_lanes(
+    lanes: list[grain.IterDataset], finish: Callable[[Row], Any], *, ahead: int
+) -> grain.DatasetIterator:
+    """Batches of the rows that each lane gives at a time, one lane behind the other, and finished.
 
     Up to `ahead` of them are made while another is learnt from.
     """
-    batches = grain.experimental.ZipIterDataset(lanes).map(_join)
+    batches = grain.experimental.ZipIterDataset(lanes).map(_join).map(finish)
     return iter(grain.experimental.ThreadPrefetchIterDataset(batches, prefetch_buffer_size=ahead))
 
 

@@ -37,8 +37,7 @@ def prepare(settings: Settings) -> Run:
     mesh = make_mesh(settings)
     encoder = make_encoder(settings.data, folder, target_config)
     cfg = step_config(settings, target_config, drafter_config)
-    share = hosts.batch_share(mesh)
-    rows = open_rows(settings, cfg, folder, encoder, share)
+    rows = open_rows(settings, cfg, folder, encoder, mesh)
     held_out = HeldOut(cfg, mesh, rows.held_out) if rows.held_out else None
     begun = bool(steps(settings.workdir / CHECKPOINTS))
     params = None if begun else initial_drafter(settings, drafter_config, mesh)
@@ -59,7 +58,7 @@ def prepare(settings: Settings) -> Run:
         state = state if params is None else state.replace(params=params)
     else:
         state, place = checkpoints.restore(abstract_state(cfg, mesh))
-        rows.batches.set_state(own_place(place["data"], *share))
+        rows.batches.set_state(own_place(place["data"], *hosts.batch_share(mesh)))
         pool = Pool.of(place["pool"])
     if cfg.features == "stored":
         target = dataclasses.replace(target, layers=())

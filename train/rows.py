@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import grain
 import numpy as np
+from jax.sharding import Mesh
 
 from dspark_jax.config import require
 from dspark_jax.targets.dense import Hidden
 from train import data, documents, hosts, stored
+from train.data import Row
 from train.encoding import Encoder
 from train.settings import Settings
 from train.step import Batch, StepConfig
@@ -27,43 +29,65 @@ class Rows:
     """Rows of a run."""
 
     batches: grain.DatasetIterator
-    """Endless batches of this host's part, as items for `batch_of`."""
+    """Endless `Placed` batches."""
     held_out: Sequence[Batch]
     """Whole batches that are not trained on; none: no evaluation."""
 
 
-def batch_of(items: dict[str, Any]) -> Batch:
+@dataclasses.dataclass(frozen=True)
+class Placed:
+    """A batch of all hosts on the mesh."""
+
+    batch: Batch
+    tokens: int
+    """Of this host's part, padding not counted."""
+
+
+def batch_of(items: Row) -> Batch:
     """What of the data's items a step wants."""
     hidden = Hidden(items["final"], items["features"]) if "final" in items else None
     return Batch(items["tokens"], items["loss_mask"], items.get("segments"), hidden)
 
 
 def open_rows(
-    settings: Settings, cfg: StepConfig, folder: Path, encoder: Encoder, share: tuple[int, int]
+    settings: Settings, cfg: StepConfig, folder: Path, encoder: Encoder, mesh: Mesh
 ) -> Rows:
     """The rows that the settings ask for, from where the step wants its features.
 
+    Batches are brought to the mesh as they are made, ahead of the steps.
+
     Args:
       folder: of the target.
-      share: which part of the batches this host reads, and of how many.
     Raises:
       InputError: anything wrong with data files or cache.
     """
+
+    def place(items: Row) -> Placed:
+        batch = hosts.global_batch(mesh, batch_of(items))
+        return Placed(batch, int(items["length"].sum()))
+
+    share = hosts.batch_share(mesh)
     if settings.features is None:
-        return _made(settings, encoder, share)
-    return _stored(settings, Path(settings.features), cfg, folder, share)
+        return _made(settings, encoder, share, place)
+    return _stored(settings, Path(settings.features), cfg, folder, share, place)
 
 
 # --- From documents --------------------------------------------------------------------------
 
 
-def _made(settings: Settings, encoder: Encoder, share: tuple[int, int]) -> Rows:
-    batches = make_batches(settings, settings.data.files, encoder, share)
+def _made(
+    settings: Settings, encoder: Encoder, share: tuple[int, int], finish: Callable[[Row], Placed]
+) -> Rows:
+    batches = make_batches(settings, settings.data.files, encoder, share, finish)
     return Rows(batches, [batch_of(items) for items in held_out_batches(settings, encoder)])
 
 
 def make_batches(
-    settings: Settings, files: tuple[str, ...], encoder: Encoder, share: tuple[int, int]
+    settings: Settings,
+    files: tuple[str, ...],
+    encoder: Encoder,
+    share: tuple[int, int] = (0, 1),
+    finish: Callable[[Row], Any] = data.as_it_is,
 ) -> grain.DatasetIterator:
     """This host's part of the batches of some files, whose bad records are named on stderr."""
     asked = dataclasses.replace(settings.data, files=files)
@@ -72,17 +96,19 @@ def make_batches(
         for line in found.passed_over():
             print(line, file=sys.stderr)
     part, parts = share
-    return data.make_batches(asked, found, encoder, seed=settings.seed, part=part, parts=parts)
+    return data.make_batches(
+        asked, found, encoder, seed=settings.seed, part=part, parts=parts, finish=finish
+    )
 
 
-def held_out_batches(settings: Settings, encoder: Encoder) -> list[dict[str, Any]]:
+def held_out_batches(settings: Settings, encoder: Encoder) -> list[Row]:
     """All of each batch to evaluate on; none where there are no files for it.
 
     Prompts of them are decoded on the whole mesh.
     """
     if not settings.held_out_files:
         return []
-    batches = make_batches(settings, settings.held_out_files, encoder, (0, 1))
+    batches = make_batches(settings, settings.held_out_files, encoder)
     return list(itertools.islice(batches, settings.evaluation.evaluate_batches))
 
 
@@ -119,7 +145,12 @@ def row_type(settings: Settings, cfg: StepConfig, storage: stored.StorageType) -
 
 
 def _stored(
-    settings: Settings, cache: Path, cfg: StepConfig, folder: Path, share: tuple[int, int]
+    settings: Settings,
+    cache: Path,
+    cfg: StepConfig,
+    folder: Path,
+    share: tuple[int, int],
+    finish: Callable[[Row], Placed],
 ) -> Rows:
     manifest = stored.read_manifest(cache)
     here = made_for(settings, folder)
@@ -132,7 +163,9 @@ def _stored(
     size, (part, parts) = settings.data.batch_size, share
     rows = stored.open_rows(cache, manifest, TRAINING, row)
     require(len(rows) > 0, f"{cache}: no rows in it, expected some to train on")
-    batches = stored.make_batches(rows, batch_size=size, seed=settings.seed, part=part, parts=parts)
+    batches = stored.make_batches(
+        rows, batch_size=size, seed=settings.seed, part=part, parts=parts, finish=finish
+    )
     if not settings.held_out_files:
         return Rows(batches, [])
     number = settings.evaluation.evaluate_batches

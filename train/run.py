@@ -22,7 +22,6 @@ from train.logs import Logs, NoLogs
 from train.lookout import Lookout
 from train.meter import Meter, Pool
 from train.resources import peak_flops, step_flops
-from train.rows import batch_of
 from train.settings import Settings
 from train.step import StepConfig, TrainState, make_step
 from train.trace import Trace
@@ -70,14 +69,13 @@ class Run:
         try:
             while done < steps and not _any_process(bool(stopped), done):
                 with meter.waiting():
-                    items = next(self.batches)
-                    batch = hosts.global_batch(self.mesh, batch_of(items))
+                    placed = next(self.batches)
                 trace.before(done + 1)
-                self.state, report = step(self.state, self.target, batch)
+                self.state, report = step(self.state, self.target, placed.batch)
                 done += 1
                 trace.after(done, report)
                 # All parts have about as many tokens as this one.
-                meter.add(report, int(items["length"].sum()) * parts)
+                meter.add(report, placed.tokens * parts)
                 lookout.add(done, report)
                 logs.advance()
                 if done % settings.log_every == 0 or done == steps:

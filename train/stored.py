@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -119,7 +119,8 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Writes it into the folder of the cache, whole or not at all."""
-        values = {"format": FORMAT, **dataclasses.asdict(self)}
+        in_order = dataclasses.replace(self, shards=dict(sorted(self.shards.items())))
+        values = {"format": FORMAT, **dataclasses.asdict(in_order)}
         files.write_whole(folder / MANIFEST, json.dumps(values, indent=1) + "\n")
 
 
@@ -277,7 +278,13 @@ def _records(path: Path) -> int:
 
 
 def make_batches(
-    rows: StoredRows, *, batch_size: int, seed: int, part: int = 0, parts: int = 1
+    rows: StoredRows,
+    *,
+    batch_size: int,
+    seed: int,
+    part: int = 0,
+    parts: int = 1,
+    finish: Callable[[Row], Any] = data.as_it_is,
 ) -> grain.DatasetIterator:
     """Endless batches of stored rows: `data.make_batches`, with the states beside the tokens.
 
@@ -298,7 +305,7 @@ def make_batches(
         .batch(each)
         for lane in own
     ]
-    return data.join_lanes(datasets, ahead=1)
+    return data.join_lanes(datasets, finish, ahead=1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -139,6 +139,7 @@ def test_a_mesh_gives_what_one_device_gives(cfg, ends, batch, hidden, online_sum
     assert_close(found, online_sums, 1e-4)
 
 
+@pytest.mark.slow
 def test_steps_in_parts_learn_the_same(cfg, target, ends, batch, hidden):
     """The update of a step in two parts, each with its part of the states."""
     mesh, in_parts = sharding.make_mesh(1), dataclasses.replace(stored(cfg), microbatches=2)
