@@ -19,11 +19,10 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import numpy as np
-from array_record.python import array_record_module
 from jax.sharding import Mesh
 from safetensors import SafetensorError
 from tqdm import tqdm
@@ -31,20 +30,29 @@ from tqdm import tqdm
 from dspark_jax.config import require
 from dspark_jax.io import cli, model_config
 from dspark_jax.targets.dense import Hidden, Target
-from train import checksums, features, hosts, stored
+from train import features, hosts
 from train.data import Row
 from train.encoding import make_encoder
+from train.manifest import (
+    HELD_OUT,
+    MANIFEST,
+    PARTS,
+    TRAINING,
+    Manifest,
+    StorageType,
+    damage,
+    read_manifest,
+    require_made_for,
+)
 from train.prepare import make_mesh, step_config
 from train.presets import parse_around
 from train.rows import batch_of, held_out_batches, made_for, make_batches, row_type
 from train.settings import Settings
 from train.step import Batch, StepConfig
-from train.stored import HELD_OUT, MANIFEST, PARTS, TRAINING, Manifest, Shard, StorageType
+from train.stored import UNFINISHED, write_shard
 from train.target import load_target, target_folder
 
-UNFINISHED = ".tmp"
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
-OPTIONS = "group_size:1,uncompressed"  # one row a record: states hardly compress
 
 T = TypeVar("T")
 
@@ -133,7 +141,9 @@ def write_cache(settings: CacheSettings, stopped: list[int]) -> int:
             chunks = chunks_with(items, size // run.compute.microbatches, missing.values())
             rows = rows_of(chunks, lambda x: compute(target, x), missing.values(), stopped)
             for name, span in missing.items():
-                shard = write_shard(output / name, itertools.islice(rows, len(span)), row, bar)
+                shard = write_shard(
+                    output / name, itertools.islice(rows, len(span)), row, bar.update
+                )
                 if shard.rows < len(span):
                     (output / f"{name}{UNFINISHED}").unlink()
                     print("stopped; the same command goes on from there", file=sys.stderr)
@@ -160,17 +170,17 @@ def begin(folder: Path, wanted: Manifest, *, verify: bool) -> Manifest:
     require(folder.is_dir() or not folder.exists(), f"{folder}: expected a folder")
     if not (folder / MANIFEST).exists():
         require(
-            not folder.exists() or not any(folder.iterdir()),
+            not folder.exists() or all(path.suffix == UNFINISHED for path in folder.iterdir()),
             f"{folder}: files in it and no {MANIFEST}; expected an empty folder, or a cache",
         )
         return wanted
-    there = stored.read_manifest(folder)
-    stored.require_made_for(
+    there = read_manifest(folder)
+    require_made_for(
         described(there), described(wanted), folder, expected="the same, or another folder"
     )
     kept = {}
     for name, shard in there.shards.items():
-        reason = stored.damage(folder / name, shard, thorough=verify)
+        reason = damage(folder / name, shard, thorough=verify)
         if reason is None:
             kept[name] = shard
         else:
@@ -282,30 +292,6 @@ def _one_ahead(items: Iterable[T]) -> Iterator[T]:
         yield from before
         before = [item]
     yield from before
-
-
-def write_shard(path: Path, rows: Iterable[Row], row: np.dtype[Any], bar: tqdm) -> Shard:
-    """Writes rows to a file beside `path`, with `UNFINISHED` behind its name.
-
-    Raises:
-      OSError: it cannot be written.
-    """
-    beside, number = path.with_name(path.name + UNFINISHED), 0
-    try:
-        writer = array_record_module.ArrayRecordWriter(str(beside), OPTIONS)
-        for found in rows:
-            record = np.zeros((), row)
-            for name in row.names or ():
-                record[name] = found[name]
-            writer.write(record.tobytes())
-            number += 1
-            bar.update()
-        writer.close()
-    except RuntimeError as error:  # of ArrayRecord
-        raise OSError(f"{path}: cannot be written ({str(error).partition(';')[0]})") from error
-    with beside.open("rb") as file:
-        os.fsync(file.fileno())
-    return Shard(number, beside.stat().st_size, checksums.crc32(beside))
 
 
 if __name__ == "__main__":

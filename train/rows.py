@@ -18,9 +18,10 @@ from dspark_jax.targets.dense import Hidden
 from train import data, documents, hosts, stored
 from train.data import Row
 from train.encoding import Encoder
+from train.manifest import HELD_OUT, TRAINING, StorageType, read_manifest, require_made_for
 from train.settings import Settings
 from train.step import Batch, StepConfig
-from train.stored import HELD_OUT, TRAINING, StoredRows
+from train.stored import StoredRows
 from train.target import digest
 
 
@@ -133,7 +134,7 @@ def made_for(settings: Settings, folder: Path) -> dict[str, object]:
     }
 
 
-def row_type(settings: Settings, cfg: StepConfig, storage: stored.StorageType) -> np.dtype[Any]:
+def row_type(settings: Settings, cfg: StepConfig, storage: StorageType) -> np.dtype[Any]:
     """How the rows of these settings are stored."""
     return stored.row_type(
         length=settings.data.max_length,
@@ -152,11 +153,11 @@ def _stored(
     share: tuple[int, int],
     finish: Callable[[Row], Placed],
 ) -> Rows:
-    manifest = stored.read_manifest(cache)
+    manifest = read_manifest(cache)
     here = made_for(settings, folder)
     if not settings.held_out_files:
         del here["held_out_files"]
-    stored.require_made_for(
+    require_made_for(
         manifest.made_for, here, cache, expected="a cache of the same target, layers and data"
     )
     row = row_type(settings, cfg, manifest.storage)

@@ -14,17 +14,18 @@ import jax
 import numpy as np
 import pytest
 
+from dspark_jax.config import InputError
 from dspark_jax.io import cli, hf
 from dspark_jax.targets import dense
 from train import cache as train_cache
-from train import data, stored
+from train import data, manifest, stored
 from train import run as train_run
 from train.cache import main as cache
 from train.data import open_documents
 from train.encoding import make_encoder
 from train.main import main as train
+from train.manifest import Manifest, read_manifest
 from train.presets import parse_arguments
-from train.stored import read_manifest
 
 STEPS, BATCH, LENGTH, WIDTH, TAPS = 6, 4, 32, 32, (0, 2)
 SMALL = [
@@ -71,10 +72,10 @@ def given(small_target, tmp_path_factory):
 @pytest.fixture(scope="module")
 def many_shards():
     """Shards of four rows in float32, and rows that are packed a few at a time."""
-    before = stored.SHARD_BYTES, data.MIXED
-    stored.SHARD_BYTES, data.MIXED = 4 * LENGTH * (3 * WIDTH * 4 + 12), 8
+    before = manifest.SHARD_BYTES, data.MIXED
+    manifest.SHARD_BYTES, data.MIXED = 4 * LENGTH * (3 * WIDTH * 4 + 12), 8
     yield
-    stored.SHARD_BYTES, data.MIXED = before
+    manifest.SHARD_BYTES, data.MIXED = before
 
 
 @pytest.fixture(scope="module")
@@ -172,10 +173,10 @@ def test_the_manifest_says_what_it_is(given, whole):
         **{f"held_out-{i:05}.array_record": 4 for i in range(2)},
         **{f"training-{i:05}.array_record": 4 for i in range(6)},
     }
-    manifest = read_manifest(whole)
-    nothing_yet = stored.Manifest(**{**vars(manifest), "shards": {}})
-    written = sum(shard.bytes for shard in manifest.shards.values())
-    assert 0 < nothing_yet.missing_bytes() - written < 2 * stored.FOOTER * len(manifest.shards)
+    found = read_manifest(whole)
+    nothing_yet = Manifest(**{**vars(found), "shards": {}})
+    written = sum(shard.bytes for shard in found.shards.values())
+    assert 0 < nothing_yet.missing_bytes() - written < 2 * manifest.FOOTER * len(found.shards)
 
 
 def test_a_size_is_estimated_and_shards_are_few_for_a_large_model():
@@ -183,7 +184,7 @@ def test_a_size_is_estimated_and_shards_are_few_for_a_large_model():
     row = stored.row_type(length=4096, width=2560, taps=5, packed=True, storage="bfloat16")
     assert row.itemsize == 4096 * (6 * 2560 * 2 + 9) + 12
     rows = {"training": 300_000, "held_out": 0}
-    plan = stored.Manifest.planned({}, {}, "bfloat16", row.itemsize, rows)
+    plan = Manifest.planned({}, {}, "bfloat16", row.itemsize, rows)
     assert plan.missing_bytes() == pytest.approx(300_000 * row.itemsize, rel=2e-3)
     assert len(plan.places("training")) <= 512
     assert sum(len(span) for span in plan.places("training").values()) == 300_000
@@ -324,11 +325,11 @@ def interrupted_at(monkeypatch, shard):
     """Writing is cut off in the middle of a shard of that number."""
     write, calls = train_cache.write_shard, []
 
-    def torn(path, rows, row, bar):
+    def torn(path, rows, row, written):
         calls.append(path)
         if len(calls) <= shard:
-            return write(path, rows, row, bar)
-        write(path, itertools.islice(rows, 1), row, bar)
+            return write(path, rows, row, written)
+        write(path, itertools.islice(rows, 1), row, written)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(train_cache, "write_shard", torn)
@@ -357,10 +358,10 @@ def test_a_signal_ends_it_and_the_same_command_goes_on(
     output, options = tmp_path / "cache", ("--storage", "float32", "--output", tmp_path / "cache")
     write = train_cache.write_shard
 
-    def signalled(path, rows, row, bar):
+    def signalled(path, rows, row, written):
         if path.name == "training-00002.array_record":
             os.kill(os.getpid(), signal.SIGTERM)
-        return write(path, rows, row, bar)
+        return write(path, rows, row, written)
 
     with monkeypatch.context() as patched:
         patched.setattr(train_cache, "write_shard", signalled)
@@ -400,8 +401,8 @@ def test_a_process_that_is_killed_goes_on(given, whole, many_shards, tmp_path, c
     output = tmp_path / "cache"
     args = [*given, "--storage", "float32", "--output", str(output)]
     code = (
-        "import sys; from train import data, stored; from train.cache import main;"
-        f" stored.SHARD_BYTES = {stored.SHARD_BYTES}; data.MIXED = {data.MIXED};"
+        "import sys; from train import data, manifest; from train.cache import main;"
+        f" manifest.SHARD_BYTES = {manifest.SHARD_BYTES}; data.MIXED = {data.MIXED};"
         " sys.exit(main(sys.argv[1:]))"
     )
     # States are the same to the bit only of the same program.
@@ -501,7 +502,7 @@ def test_a_record_that_changed_is_found_when_it_is_read(
     change(folder / SHARD)
     monkeypatch.setattr(stored, "READ_AT_START", 0)
     rows = open_part(given, folder, "training")
-    with pytest.raises(stored.InputError) as error:
+    with pytest.raises(InputError) as error:
         rows[10]
     assert message in str(error.value)
     assert "\n" not in str(error.value)
@@ -594,7 +595,7 @@ def test_a_disk_without_room(command, tmp_path, monkeypatch, capsys):
 def test_a_disk_that_fills_up(command, whole, tmp_path, monkeypatch, capsys):
     """What was finished stays, and one line says why the rest is not there."""
 
-    class Full(train_cache.array_record_module.ArrayRecordWriter):
+    class Full(stored.array_record_module.ArrayRecordWriter):
         def write(self, record):
             if "training-00001" in self.path:
                 raise RuntimeError("write() failed: No space left on device; at byte 0")
@@ -607,7 +608,7 @@ def test_a_disk_that_fills_up(command, whole, tmp_path, monkeypatch, capsys):
     output = tmp_path / "cache"
     options = ("--storage", "float32", "--output", output)
     with monkeypatch.context() as patched:
-        patched.setattr(train_cache.array_record_module, "ArrayRecordWriter", Full)
+        patched.setattr(stored.array_record_module, "ArrayRecordWriter", Full)
         assert command(cache, *options) == 1
     assert capsys.readouterr().err == (
         f"error: {output / 'training-00001.array_record'}: cannot be written (write() failed: No"
