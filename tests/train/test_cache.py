@@ -396,6 +396,14 @@ def test_a_damaged_shard_is_written_again(command, whole, tmp_path, capsys):
     assert contents(output) == contents(whole)
 
 
+def test_a_manifest_that_was_torn_is_written_again(command, whole, tmp_path):
+    output = tmp_path / "cache"
+    output.mkdir()
+    (output / "manifest.json.tmp").write_text('{"format": 1')
+    assert command(cache, "--storage", "float32", "--output", output) == 0
+    assert contents(output) == contents(whole)
+
+
 @pytest.mark.slow
 def test_a_process_that_is_killed_goes_on(given, whole, many_shards, tmp_path, command):
     output = tmp_path / "cache"
