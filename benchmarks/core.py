@@ -104,8 +104,8 @@ def decode_case(pair: generation.Pair, tokens: np.ndarray, rows: int, block: int
     return Case(f"decode, {rows} rows, {f'block {block}' if block else 'plain'}", timed(run))
 
 
-def train_case(pair: generation.Pair, tokens: np.ndarray) -> Case:
-    """Whole training steps of a fresh Markov drafter for the pair's target."""
+def train_case(pair: generation.Pair, tokens: np.ndarray, *, steps: int = 8) -> Case:
+    """Some whole training steps of a fresh Markov drafter for the pair's target."""
     models = pair.models
     cfg = step.StepConfig(
         target=models.target_config,
@@ -121,7 +121,6 @@ def train_case(pair: generation.Pair, tokens: np.ndarray) -> Case:
         tokens=jnp.array([tokens[s : s + LENGTH] for s in starts]),
         loss_mask=jnp.ones((BATCH, LENGTH), bool),
     )
-    steps = 8
 
     def run() -> int:
         nonlocal state

@@ -17,7 +17,7 @@ SMALL = 1 << 20
 def write(folder: Path) -> None:
     """Adds the file of sizes and checksums, whole or not at all."""
     found = {
-        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "crc32": _crc32(path)}
+        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "crc32": crc32(path)}
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
@@ -38,7 +38,7 @@ def difference(folder: Path, *, thorough: bool) -> str | None:
         return str(error)
     for name, entry in expected.items():
         match entry:
-            case {"size": int(wanted), "crc32": int(crc32)}:
+            case {"size": int(wanted), "crc32": int(checksum)}:
                 path = folder / name
             case _:
                 return f"{NAME} does not tell of {name}"
@@ -47,12 +47,13 @@ def difference(folder: Path, *, thorough: bool) -> str | None:
         size = path.stat().st_size
         if size != wanted:
             return f"{name} has {size} bytes, expected {wanted}"
-        if (thorough or size <= SMALL) and _crc32(path) != crc32:
+        if (thorough or size <= SMALL) and crc32(path) != checksum:
             return f"{name} has another checksum than when it was written"
     return None
 
 
-def _crc32(path: Path) -> int:
+def crc32(path: Path) -> int:
+    """Checksum of a file."""
     total = 0
     with path.open("rb") as file:
         while block := file.read(SMALL):

@@ -22,7 +22,7 @@ import itertools
 import math
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Arguments
 from typing import Any
 
@@ -44,6 +44,7 @@ Place = dict[str, Any]
 LANES = 64  # at most
 MIXED = 1024  # rows that are filled together, over all lanes; those of one document lie apart then
 BATCHES_AHEAD = 16
+ENDLESS = sys.maxsize
 
 
 def open_documents(settings: DataSettings, encoder: Encoder) -> Documents:
@@ -60,6 +61,11 @@ def open_documents(settings: DataSettings, encoder: Encoder) -> Documents:
     return documents
 
 
+def as_it_is(batch: Row) -> Row:
+    """Nothing is changed."""
+    return batch
+
+
 def make_batches(
     settings: DataSettings,
     documents: Documents,
@@ -68,25 +74,21 @@ def make_batches(
     seed: int,
     part: int = 0,
     parts: int = 1,
+    finish: Callable[[Row], Any] = as_it_is,
 ) -> grain.DatasetIterator:
     """Endless batches, of which each host has its part (hosts.batch_share), or some the same.
 
     Items are dicts of `tokens` [B, S] int32, `loss_mask` [B, S] bool, `length` [B] int32 (tokens
     that are not padding) and, where documents share rows, `segments` [B, S] int32 (1, 2, .. for the
-    documents of a row, 0 for padding); B is the part's share of the batch size. `get_state` and
-    `set_state` of the iterator take it back to any place.
+    documents of a row, 0 for padding); B is the part's share of the batch size. Where they are made
+    ahead, `finish` turns them into what is wanted. `get_state` and `set_state` of the iterator take
+    it back to any place.
 
     Raises:
       InputError: the batch cannot be shared evenly.
     """
-    lanes = math.gcd(settings.batch_size, LANES)
-    require(
-        lanes % parts == 0,
-        f"batch_size={settings.batch_size} read in {parts} parts by hosts: expected a batch size"
-        f" that shares with {LANES} a divisor which is a multiple of {parts}",
-    )
+    own, lanes = own_lanes(settings.batch_size, part, parts)
     items = grain.MapDataset.source(_Passes(documents, seed))
-    own = lanes // parts
     rows = [
         # Lanes hold different numbers of rows, so that they are not all refilled at one time.
         _lane(
@@ -96,14 +98,37 @@ def make_batches(
             seed=seed + lane,
             mixed=max(1, MIXED * (2 * lanes - lane) // (2 * lanes**2)),
         )
-        for lane in range(part * own, (part + 1) * own)
+        for lane in own
     ]
     each = settings.batch_size // lanes
-    batches = grain.experimental.ZipIterDataset([lane.batch(each) for lane in rows]).map(_join)
-    # The next batches are made while these are learnt from.
-    return iter(
-        grain.experimental.ThreadPrefetchIterDataset(batches, prefetch_buffer_size=BATCHES_AHEAD)
+    return join_lanes([lane.batch(each) for lane in rows], finish, ahead=BATCHES_AHEAD)
+
+
+def own_lanes(batch_size: int, part: int, parts: int) -> tuple[range, int]:
+    """Numbers of the lanes that a part of the hosts reads, and how many there are in all.
+
+    Raises:
+      InputError: they cannot be shared evenly.
+    """
+    lanes = math.gcd(batch_size, LANES)
+    require(
+        lanes % parts == 0,
+        f"batch_size={batch_size} read in {parts} parts by hosts: expected a batch size"
+        f" that shares with {LANES} a divisor which is a multiple of {parts}",
     )
+    own = lanes // parts
+    return range(part * own, (part + 1) * own), lanes
+
+
+def join_lanes(
+    lanes: list[grain.IterDataset], finish: Callable[[Row], Any], *, ahead: int
+) -> grain.DatasetIterator:
+    """Batches of the rows that each lane gives at a time, one lane behind the other, and finished.
+
+    Up to `ahead` of them are made while another is learnt from.
+    """
+    batches = grain.experimental.ZipIterDataset(lanes).map(_join).map(finish)
+    return iter(grain.experimental.ThreadPrefetchIterDataset(batches, prefetch_buffer_size=ahead))
 
 
 def join_places(places: Iterable[tuple[int, Place]]) -> list[Any]:
@@ -128,15 +153,16 @@ class _Passes:
     seed: int
 
     def __len__(self) -> int:
-        return sys.maxsize
+        return ENDLESS
 
     def __getitem__(self, index: int) -> Document:
         number, place = divmod(index, len(self.documents))
-        return self.documents[int(_order(len(self.documents), self.seed, number)[place])]
+        return self.documents[int(pass_order(len(self.documents), self.seed, number)[place])]
 
 
 @functools.lru_cache(maxsize=4)
-def _order(size: int, seed: int, number: int) -> np.ndarray:
+def pass_order(size: int, seed: int, number: int) -> np.ndarray:
+    """Order [size] of the items in pass `number`."""
     return np.random.default_rng((seed, number)).permutation(size)
 
 

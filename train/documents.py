@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -104,21 +107,8 @@ class Documents:
         if name in (STDLIB, STDLIB_HELD_OUT):
             texts = corpus.stdlib_texts(held_out=name == STDLIB_HELD_OUT)
             return [Document(name, Source(text)) for text in texts]
-        require(
-            "://" not in name or name.startswith(BUCKETS),
-            f"{name}: expected a path, or one in a bucket ({BUCKETS})",
-        )
-        path = epath.Path(name) if name.startswith(BUCKETS) else Path(name)
-        try:
-            _require_file(path)
-            if path.suffix == ".jsonl":
-                return self._index(path, check)
-            return _pieces(path)
-        except OSError as error:
-            reason = error.strerror or error
-            raise InputError(f"{path}: cannot be read ({reason})") from error
-        except ImportError as error:
-            raise InputError(f"{path}: to read from buckets install dspark_jax[gcs]") from error
+        with _file(name) as path:
+            return self._index(path, check) if path.suffix == ".jsonl" else _pieces(path)
 
     def _index(self, path: Path, check: Callable[[Content], None]) -> _Spans:
         numbers, offsets, sizes = (array.array("q") for _ in range(3))
@@ -145,6 +135,33 @@ class Documents:
         if len(self.bad) > self._allowed:
             limit = f"; bad record {len(self.bad)}, bad_records={self._allowed} are allowed"
             raise InputError(reason + (limit if self._allowed else ""))
+
+
+def digest(name: str) -> str:
+    """Hash of what one of the files holds; errors as for `Documents`."""
+    if name in (STDLIB, STDLIB_HELD_OUT):
+        texts = corpus.stdlib_texts(held_out=name == STDLIB_HELD_OUT)
+        return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+    with _file(name) as path, path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def _file(name: str) -> Generator[Path]:
+    """Around what reads a file; raises `InputError` when it cannot be read."""
+    require(
+        "://" not in name or name.startswith(BUCKETS),
+        f"{name}: expected a path, or one in a bucket ({BUCKETS})",
+    )
+    path: Any = epath.Path(name) if name.startswith(BUCKETS) else Path(name)
+    try:
+        _require_file(path)
+        yield path
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(f"{path}: cannot be read ({reason})") from error
+    except ImportError as error:
+        raise InputError(f"{path}: to read from buckets install dspark_jax[gcs]") from error
 
 
 def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-import sys
 
-import grain
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -20,12 +17,13 @@ from dspark_jax.targets.dense import Target
 from dspark_jax.vocabulary import columns
 from train import draft_tokens, hosts
 from train.checkpoint import Checkpoints, steps
-from train.data import make_batches, open_documents, own_place
+from train.data import own_place
 from train.encoding import Encoder, make_encoder
 from train.evaluation import HeldOut
 from train.logs import check_wandb
 from train.meter import Pool
-from train.run import Run, batch_of
+from train.rows import make_batches, open_rows
+from train.run import Run
 from train.settings import Settings
 from train.step import StepConfig, abstract_state, init_state, state_shardings
 from train.target import load_target, target_folder
@@ -45,15 +43,11 @@ def prepare(settings: Settings) -> Run:
     begun = bool(steps(settings.workdir / CHECKPOINTS))
     params = None if begun else initial_drafter(settings, drafter_config, mesh)
     cfg = dataclasses.replace(cfg, draft_ids=draft_ids(settings, drafter_config, encoder, params))
-    share = hosts.batch_share(mesh)
-    batches = batches_of(settings, settings.data.files, encoder, share)
-    held_out = None
-    if settings.held_out_files:
-        # All of each batch: prompts of them are decoded on the whole mesh.
-        rows = batches_of(settings, settings.held_out_files, encoder, (0, 1))
-        rows = itertools.islice(rows, settings.evaluation.evaluate_batches)
-        held_out = HeldOut(cfg, mesh, [batch_of(items) for items in rows])
-    target = load_target(settings, folder, target_config, mesh)
+    rows = open_rows(settings, cfg, folder, encoder, mesh)
+    held_out = HeldOut(cfg, mesh, rows.held_out) if rows.held_out else None
+    from_target = settings.start == "target" and params is None and not begun
+    layers = cfg.features == "online" or from_target
+    target = load_target(settings, folder, target_config, mesh, layers=layers)
     if hosts.writes():
         write_workdir(settings)
         if cfg.draft_ids is not None:
@@ -65,31 +59,21 @@ def prepare(settings: Settings) -> Run:
     pool = Pool.start(drafter_config.block_size)
     if checkpoints.latest is None:
         places = state_shardings(cfg, mesh)
-        start = target if settings.start == "target" and params is None else None
+        start = target if from_target else None
         state = jax.jit(functools.partial(init_state, cfg), out_shardings=places)(start)
         if params is not None:
             params = own_parameters(settings, params, target)
             state = state.replace(params=params)
     else:
         state, place = checkpoints.restore(abstract_state(cfg, mesh))
-        batches.set_state(own_place(place["data"], *share))
+        rows.batches.set_state(own_place(place["data"], *hosts.batch_share(mesh)))
         pool = Pool.of(place["pool"])
+    if cfg.features == "stored":
+        target = dataclasses.replace(target, layers=())
     return Run(
-        settings, cfg, mesh, target, encoder.tokenizer, state, batches, pool, held_out, checkpoints
-    )
-
-
-def batches_of(
-    settings: Settings, files: tuple[str, ...], encoder: Encoder, share: tuple[int, int]
-) -> grain.DatasetIterator:
-    """This host's part of the batches of some files, whose bad records are named on stderr."""
-    data = dataclasses.replace(settings.data, files=files)
-    documents = open_documents(data, encoder)
-    if hosts.writes():
-        for line in documents.passed_over():
-            print(line, file=sys.stderr)
-    part, parts = share
-    return make_batches(data, documents, encoder, seed=settings.seed, part=part, parts=parts)
+        settings, cfg, mesh, target, encoder.tokenizer, state, rows.batches, pool, held_out,
+        checkpoints,
+    )  # fmt: skip
 
 
 def draft_ids(
@@ -105,7 +89,7 @@ def draft_ids(
     if found is not None:
         return found
     # All of each batch, so that every host counts the same.
-    return draft_tokens.count(batches_of(settings, settings.data.files, encoder, (0, 1)), cfg)
+    return draft_tokens.count(make_batches(settings, settings.data.files, encoder), cfg)
 
 
 def initial_drafter(settings: Settings, cfg: DraftingConfig, mesh: Mesh) -> AnyDrafter | None:
@@ -182,4 +166,5 @@ def step_config(settings: Settings, target: TargetConfig, drafter: DraftingConfi
         microbatches=settings.compute.microbatches,
         attention=settings.compute.attention,
         documents_per_row=settings.data.documents_per_row,
+        features="online" if settings.features is None else "stored",
     )

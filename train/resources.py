@@ -53,12 +53,12 @@ def peak_memory() -> int:
 def step_flops(cfg: StepConfig, batch: int, length: int) -> float:
     """Operations of the matrix products that a step must make; what is made again is not counted.
 
-    A multiplication and an addition are two. The target runs forwards over B rows of S tokens, and
-    its LM head on their slots: A * K for each of the documents that a row has room for, which are
-    taken to be there, and equally long. The drafter makes context of every token, and runs its
-    layers and heads on the slots, which see half a document on average and their block. What is
-    trained counts three times: forwards, and the gradients of its inputs and of its weights. The
-    tapped states need no gradient, and neither does the LM head.
+    A multiplication and an addition are two. The target runs forwards over B rows of S tokens,
+    unless its states are stored, and its LM head on their slots: A * K for each of the documents
+    that a row has room for, which are taken to be there, and equally long. The drafter makes
+    context of every token, and runs its layers and heads on the slots, which see half a document on
+    average and their block. What is trained counts three times: forwards, and the gradients of its
+    inputs and of its weights. The tapped states need no gradient, and neither does the LM head.
     """
     target, drafter = cfg.target, cfg.drafter
     width, vocab, block = target.hidden_size, target.vocab_size, drafter.block_size
@@ -71,11 +71,10 @@ def step_flops(cfg: StepConfig, batch: int, length: int) -> float:
         pairs = length * (window - window * (window - 1) / 2 / document)
         return pairs * _attended(target.layer(layer))
 
-    frozen = (
-        length * _matrices(dense.specs(target).layers)
-        + sum(attention(i) for i in range(target.num_layers))
-        + slots * width * vocab
-    )
+    frozen = slots * width * vocab
+    if cfg.features == "online":
+        frozen += length * _matrices(dense.specs(target).layers)
+        frozen += sum(attention(i) for i in range(target.num_layers))
     seen = document / 2 + block
     projection, context, slot = _drafter_products(drafter)
     trained = (

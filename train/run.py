@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import Any
 
 import grain
 import jax
@@ -25,7 +24,7 @@ from train.lookout import Lookout
 from train.meter import Meter, Pool
 from train.resources import peak_flops, step_flops
 from train.settings import Settings
-from train.step import Batch, StepConfig, TrainState, make_step
+from train.step import StepConfig, TrainState, make_step
 from train.trace import Trace
 
 AGREE_EVERY = 8
@@ -71,14 +70,13 @@ class Run:
         try:
             while done < steps and not _any_process(bool(stopped), done):
                 with meter.waiting():
-                    items = next(self.batches)
-                    batch = hosts.global_batch(self.mesh, batch_of(items))
+                    placed = next(self.batches)
                 trace.before(done + 1)
-                self.state, report = step(self.state, self.target, batch)
+                self.state, report = step(self.state, self.target, placed.batch)
                 done += 1
                 trace.after(done, report)
                 # All parts have about as many tokens as this one.
-                meter.add(report, int(items["length"].sum()) * parts)
+                meter.add(report, placed.tokens * parts)
                 lookout.add(done, report)
                 logs.advance()
                 if done % settings.log_every == 0 or done == steps:
@@ -145,11 +143,6 @@ class Run:
             dtype=jnp.dtype(self.settings.compute.dtype),
         )
         print(f"drafter of {self.settings.optimizer.steps} steps: {folder}")
-
-
-def batch_of(items: dict[str, Any]) -> Batch:
-    """What of the data's items a step wants."""
-    return Batch(items["tokens"], items["loss_mask"], items.get("segments"))
 
 
 def _any_process(stopped: bool, step: int) -> bool:

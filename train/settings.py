@@ -266,6 +266,9 @@ class Settings:
     """Initial values of the drafter's layers: drawn, or those of layers of the target."""
     init_from: str | None = None
     """Drafter to go on training, a folder or repository id; in place of `start`."""
+    features: str | None = None
+    """Folder that `train.cache` has written: the target's hidden states are read from it, and its
+    layers not loaded."""
     seed: int = 0
     """Of initial values, order of data, and anchors."""
     log_every: int = 50
@@ -300,6 +303,12 @@ class Settings:
             f"confidence_weight={self.loss.confidence_weight} with"
             f" confidence_head={self.drafter.confidence_head}: expected a weight above 0 exactly"
             " when there is a confidence head",
+        )
+        decodes = self.evaluation.decode_every > 0
+        require(
+            self.features is None or not decodes,
+            f"decode_every={self.evaluation.decode_every} with features={self.features}: expected"
+            " 0, because nothing can be decoded without the target's layers",
         )
 
     @property

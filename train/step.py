@@ -17,11 +17,10 @@ from dspark_jax.anchors import sample_anchors
 from dspark_jax.config import DraftingConfig, TargetConfig
 from dspark_jax.drafters.kinds import AnyDrafter, kind_of
 from dspark_jax.losses import LossConfig, Sums
-from dspark_jax.self_attention import AttentionKind, make_self_attention
+from dspark_jax.self_attention import AttentionKind
 from dspark_jax.sharding import AnyMesh
-from dspark_jax.targets import dense
-from dspark_jax.targets.dense import Target
-from dspark_jax.transformer import Layer
+from dspark_jax.targets.dense import Hidden, Target
+from train.features import FeatureSource, fetch_ends, make_states
 from train.guard import Guard, choose, judge
 from train.optimizer import learning_rate, make_optimizer
 from train.settings import GuardSettings, OptimizerSettings
@@ -44,6 +43,7 @@ class Batch:
     tokens: jax.Array  # [B, S] int32
     loss_mask: jax.Array  # [B, S] bool
     segments: jax.Array | None = None  # [B, S] int32, documents of a row; None: each is one
+    hidden: Hidden | None = None  # [B, S, ..] states of the target, where they are stored
 
 
 @struct.dataclass
@@ -73,6 +73,7 @@ class StepConfig:
     documents_per_row: int = 1
     draft_ids: tuple[int, ...] | None = None
     """Tokens that may be drafted; None: all."""
+    features: FeatureSource = "online"
 
 
 Step = Callable[[TrainState, Target, Batch], tuple[TrainState, Report]]
@@ -120,32 +121,18 @@ def abstract_state(cfg: StepConfig, mesh: AnyMesh) -> TrainState:
 
 def make_sums(cfg: StepConfig, mesh: AnyMesh) -> Callable[..., Sums]:
     """The losses' sums of (params, target, batch, *anchors), not jitted."""
-    attend = make_self_attention(cfg.attention, mesh)
-
-    drafter_specs, target_specs = kind_of(cfg.drafter).specs(cfg.drafter), dense.specs(cfg.target)
-    layer_specs = target_specs.layers
-    assert isinstance(layer_specs, tuple)
+    drafter_specs = kind_of(cfg.drafter).specs(cfg.drafter)
     draft_ids = None if cfg.draft_ids is None else jnp.array(cfg.draft_ids, jnp.int32)
-
-    def fetch_layer(layer: Layer, index: int) -> Layer:
-        return sharding.fetched(layer, layer_specs[index], mesh)
+    states = make_states(
+        cfg.features, cfg.target, cfg.drafter.target_layer_ids, attention=cfg.attention, mesh=mesh
+    )
 
     def sums(params: AnyDrafter, target: Target, batch: Batch, positions, valid) -> Sums:
         # Of the target only a layer at a time: the drafter is small.
         params = sharding.fetched(params, drafter_specs, mesh)
-        ends = target_specs.embed, target_specs.lm_head
-        embed, lm_head = sharding.fetched((target.embed, target.lm_head), ends, mesh)
-        target = dataclasses.replace(target, embed=embed, lm_head=lm_head)
+        target = fetch_ends(target, cfg.target, mesh)
         with jax.named_scope("target"):
-            hidden = dense.forward(
-                target,
-                batch.tokens,
-                batch.segments,
-                cfg=cfg.target,
-                taps=cfg.drafter.target_layer_ids,
-                attend=attend,
-                fetch=fetch_layer,
-            )
+            hidden = states(target, batch.tokens, batch.segments, batch.hidden)
         return losses.drafter_sums(
             params, target, hidden.seen, hidden.final, batch.tokens, batch.loss_mask,
             positions, valid, batch.segments, cfg=cfg.drafter, loss=cfg.loss,

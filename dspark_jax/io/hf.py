@@ -27,7 +27,11 @@ log = logging.getLogger(__name__)
 
 
 def load_target(
-    path: str | Path, *, dtype: Any = jnp.float32, place: Place | None = None
+    path: str | Path,
+    *,
+    dtype: Any = jnp.float32,
+    place: Place | None = None,
+    layers: bool = True,
 ) -> tuple[TargetConfig, dense.Target]:
     """A frozen target from a Hugging Face folder or repository id, or a GGUF file.
 
@@ -37,6 +41,7 @@ def load_target(
       dtype: of the parameters, whatever the files hold (bf16, f16, f32).
       place: shardings of a pytree of parameter specs, as `sharding.parameters` gives them; default:
         the first device.
+      layers: without, they are left in the files, and the target has none.
     Raises:
       InputError: anything wrong with the files, in one line.
     """
@@ -44,7 +49,10 @@ def load_target(
     cfg, tensors = model_config.load_target_config(folder), open_tensors(folder)
     prefix = text_prefix(tensors)
     layout = layouts.target_layout(cfg, prefix)
-    params = load_parameters(tensors, dense.specs(cfg), layout, dtype, place)
+    specs, wanted = dense.specs(cfg), layout
+    if not layers:
+        specs, wanted = (dataclasses.replace(x, layers=()) for x in (specs, layout))
+    params = load_parameters(tensors, specs, wanted, dtype, place)
     ours = prefix if prefix == layouts.NESTED_TEXT else ""  # what sees and hears is left
     report_extra(tensors, layout, known=("lm_head.weight",), within=ours)
     return cfg, params

@@ -91,8 +91,8 @@ SMALL = [
 ]
 
 
-def start(folder, target, text, *args, devices):
-    command = [sys.executable, "-m", "train.main", "--workdir", str(folder)]
+def start(folder, target, text, *args, devices, program="train.main"):
+    command = [sys.executable, "-m", program, "--workdir", str(folder)]
     command += ["--target", str(target), "--files", str(text), *SMALL, *args]
     flags = f"--xla_force_host_platform_device_count={devices}"
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
@@ -134,6 +134,20 @@ def test_two_hosts_run_the_command(tmp_path, small_target, text_file):
     assert len(found) == 6
     np.testing.assert_allclose(found, expected, rtol=1e-4)
     assert (two / "drafter" / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_two_hosts_train_on_stored_states(tmp_path, small_target, text_file):
+    """Each reads its own rows of a cache that one has written; it is what they would compute."""
+    options = ("--storage", "float32", "--output", str(tmp_path / "cache"))
+    written = start(tmp_path, small_target, text_file, *options, devices=8, program="train.cache")
+    assert end([written])[0] == [0]
+    stored = ("--features", str(tmp_path / "cache"))
+    two = tmp_path / "two"
+    codes, errors = end(start_two(two, small_target, text_file, stored, stored))
+    assert codes == [0, 0], errors
+    assert end([start(tmp_path / "one", small_target, text_file, devices=8)])[0] == [0]
+    np.testing.assert_allclose(losses(two), losses(tmp_path / "one"), rtol=1e-4)
 
 
 @pytest.mark.slow
