@@ -79,13 +79,13 @@ def load_drafter(
     if cfg.confidence_head and "confidence_head.proj.weight" not in tensors:
         log.warning("%s: no confidence weights in it: the confidence head is off", folder)
         cfg = dataclasses.replace(cfg, confidence_head=False)
-    layout = layouts.drafter_layout(cfg)
-    params = load_parameters(tensors, kind_of(cfg).specs(cfg), layout, dtype, place)
-    known = ["embed_tokens.weight", "lm_head.weight"]
+    known, vocabulary = ["embed_tokens.weight", "lm_head.weight"], None
     if cfg.draft_vocab_size is not None:
         known += ["d2t", "t2d"]
         vocabulary = _load_vocabulary(tensors, cfg, dtype, place)
-        params = dataclasses.replace(params, vocabulary=vocabulary)
+    layout = layouts.drafter_layout(cfg)
+    params = load_parameters(tensors, kind_of(cfg).specs(cfg), layout, dtype, place)
+    params = dataclasses.replace(params, vocabulary=vocabulary)
     report_extra(tensors, layout, known=known)
     return cfg, params
 

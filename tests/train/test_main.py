@@ -193,7 +193,7 @@ def test_an_unknown_preset_lists_those_there_are(capsys):
     assert cli.run(lambda: main(["huge"])) == 2
     message = capsys.readouterr().err
     assert "preset 'huge'" in message
-    assert "qwen3_4b, qwen3_4b_dflash, qwen3_4b_rnn" in message
+    assert "qwen3_4b, qwen3_4b_dflash, qwen3_4b_eagle3, qwen3_4b_rnn" in message
 
 
 def test_help_lists_settings_and_presets(capsys):

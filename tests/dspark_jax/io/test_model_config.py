@@ -97,7 +97,7 @@ def test_unknown_drafter_architecture(draft_folder, target_folder):
     edit_config(draft_folder, architectures=["DSparkDraftModel"])
     message = refused(hf.load_drafter, draft_folder)
     assert "'DSparkDraftModel'" in message
-    assert "expected one of Qwen3DSparkModel, Qwen3Eagle3Model, Mtp1Model" in message
+    assert "expected one of Qwen3DSparkModel, Gemma4DSparkModel, Qwen3Eagle3Model" in message
     assert "'Qwen3ForCausalLM'" in refused(hf.load_drafter, target_folder)
 
 
