@@ -17,7 +17,7 @@ SETTINGS = dataclasses.replace(
         markov_rank=0,
         confidence_head=False,
         confidence_with_markov=False,
-        target_layer_ids=(0, 1, 2, 3, 4),
+        target_layer_ids=(0, 1, 2),
     ),
     # Each step weighs 0.8 of the one before: exp(-1 / 4.48142).
     loss=dataclasses.replace(

@@ -11,6 +11,8 @@ import pytest
 import configs
 from dspark_jax import params, sharding
 from dspark_jax.config import Eagle3Config, RecurrentConfig, Rope, SlidingLayers, TargetConfig
+from dspark_jax.generation import EMBEDDED
+from dspark_jax.io import model_config
 from dspark_jax.targets import dense
 from train.prepare import step_config
 from train.settings import Settings
@@ -28,7 +30,7 @@ def test_all_are_there():
     sizes = ("qwen3_4b", "qwen3_8b", "qwen3_14b", "tiny")
     kinds = ("", "_dflash", "_rnn", "_eagle3")
     expected = {f"{size}{kind}" for size in sizes for kind in kinds} | {"tiny_mtp", "gemma4_12b"}
-    expected |= {f"smollm2{kind}" for kind in ("", "_eagle3", "_mtp")}
+    expected |= {f"smollm2{kind}" for kind in (*kinds, "_mtp")}
     assert set(PRESETS) == expected
 
 
@@ -39,22 +41,26 @@ def test_preset_fits_its_target(name):
     settings = importlib.import_module(f"configs.{name}").SETTINGS
     assert isinstance(settings, Settings)
     assert settings.workdir.name == name
-    layers, width, heads = QWEN3.get(settings.target, (6, 128, 4))
-    target = TargetConfig(
-        vocab_size=151_936 if settings.target in QWEN3 else 1024,
-        hidden_size=width,
-        intermediate_size=4 * width,
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=heads // 4,
-        head_dim=128,
-    )
+    if settings.target not in QWEN3:
+        target = model_config.load_target_config(EMBEDDED / "target")
+    else:
+        layers, width, heads = QWEN3[settings.target]
+        target = TargetConfig(
+            vocab_size=151_936,
+            hidden_size=width,
+            intermediate_size=4 * width,
+            num_layers=layers,
+            num_heads=heads,
+            num_kv_heads=heads // 4,
+            head_dim=128,
+        )
     cfg = settings.drafter_config(target)
     if isinstance(cfg, RecurrentConfig):
         assert cfg.num_layers == 1
         assert not cfg.confidence_head
         if isinstance(cfg, Eagle3Config):
-            assert (cfg.block_size, len(cfg.target_layer_ids)) == (7, 5)
+            assert cfg.block_size == 7
+            assert len(cfg.target_layer_ids) == (5 if settings.target in QWEN3 else 3)
             assert cfg.step_loss_decay == 0.8
             assert settings.loss.soft_targets
         else:
