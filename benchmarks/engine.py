@@ -16,7 +16,7 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
@@ -33,11 +33,13 @@ from dspark_jax.generation import EMBEDDED
 from dspark_jax.plans import Plan
 from dspark_jax.request import Request
 from dspark_jax.row import Row
-from dspark_jax.state import plans_of
+from dspark_jax.state import DecodeConfig, plans_of
 from train import corpus
 
 COMPILES = "/jax/core/compile/backend_compile_duration"
 PROMPT = 32
+CONTEXT = 128
+"""Tokens of a row whose rounds are timed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Settings:
     temperature: float = 1.0
     rounds: int = 1000
     """Rounds in which compiles and waits are counted."""
-    repeats: int = 9
+    repeats: int = 25
     json: Path | None = None
     """Write the figures here too."""
 
@@ -90,6 +92,10 @@ class Bench:
     prompts: list[list[int]]
     table: CostTable
 
+    def measure(self, choices: Sequence[Plan], repeats: int) -> CostTable:
+        """Costs of rounds of these plans."""
+        return measure(self.pair, self.settings, self.shape, choices, repeats)
+
     def batch(self, policy: str, table: CostTable) -> Batch:
         """A batch of prompts that is long at its work."""
         models = self.pair.models
@@ -123,38 +129,58 @@ def make_bench(settings: Settings) -> Bench:
     starts = np.random.default_rng(0).integers(0, len(ids) - PROMPT, settings.slots)
     prompts = [ids[s : s + PROMPT].tolist() for s in starts]
     shape = batching.BatchShape(settings.slots, 512, PROMPT)
-    request = Request(prompts[0], temperature=settings.temperature)
-    cfg = generation.decode_config(pair.models, [request], policy="delayed", ignore_stop=True)
-    table = costs.measure(
-        pair.models,
-        cfg,
-        plans_of(pair.models, cfg, shape.rows),
-        rows=shape.rows,
-        length=shape.length,
-        context=128,
-        repeats=9,
-    )
+    cfg = config(pair, settings)
+    table = measure(pair, settings, shape, plans_of(pair.models, cfg, shape.rows), repeats=9)
     return Bench(pair, settings, shape, prompts, table)
 
 
+def config(pair: generation.Pair, settings: Settings) -> DecodeConfig:
+    request = Request([0], temperature=settings.temperature)
+    return generation.decode_config(pair.models, [request], policy="delayed", ignore_stop=True)
+
+
+def measure(
+    pair: generation.Pair,
+    settings: Settings,
+    shape: batching.BatchShape,
+    choices: Sequence[Plan],
+    repeats: int,
+) -> CostTable:
+    """Costs of rounds of these plans."""
+    return costs.measure(
+        pair.models,
+        config(pair, settings),
+        choices,
+        rows=shape.rows,
+        length=shape.length,
+        context=CONTEXT,
+        repeats=repeats,
+    )
+
+
 def savings(bench: Bench) -> dict[str, dict[str, float]]:
-    """Seconds saved a round against the whole block: by the table, and in a batch that decodes."""
+    """Seconds saved a round against the whole block: by the table, and in a batch that decodes.
+
+    Both are measured in turn, so that a slow minute of the machine hits both.
+    """
     whole = max(bench.table.seconds)
     pruned = [p for p in bench.table.seconds if p.drafts == whole.drafts and p != whole]
-    times = collections.defaultdict(list)
+    tabled, realised = collections.defaultdict(list), collections.defaultdict(list)
     for plan in (whole, *pruned):
         bench.seconds_a_round(plan)  # compiles
     for _ in range(bench.settings.repeats):
-        for plan in (whole, *pruned):
-            times[plan].append(bench.seconds_a_round(plan))
+        table = bench.measure([whole, *pruned], repeats=1)
+        times = {plan: bench.seconds_a_round(plan) for plan in (whole, *pruned)}
+        for plan in pruned:
+            tabled[plan].append(table.seconds[whole] - table.seconds[plan])
+            realised[plan].append(times[whole] - times[plan])
     found = {}
     for plan in pruned:
-        saved = [a - b for a, b in zip(times[whole], times[plan], strict=True)]
-        expected = bench.table.seconds[whole] - bench.table.seconds[plan]
+        expected, saved = statistics.median(tabled[plan]), statistics.median(realised[plan])
         found[f"{plan.capacity} of {whole.capacity} tokens"] = {
             "table_ms": 1e3 * expected,
-            "realised_ms": 1e3 * statistics.median(saved),
-            "part": statistics.median(saved) / expected,
+            "realised_ms": 1e3 * saved,
+            "part": saved / expected,
         }
     return found
 

@@ -83,7 +83,8 @@ def write_documents(path: Path) -> None:
 
 def run_settings(settings: Settings, cfg: DrafterConfig, folder: Path) -> RunSettings:
     """A run over packed rows of as many anchors as the bare step has."""
-    names = [field.name for field in dataclasses.fields(DrafterSettings)]
+    fields = {field.name for field in dataclasses.fields(DrafterSettings)}
+    names = fields & {field.name for field in dataclasses.fields(DrafterConfig)}
     values: dict[str, Any] = {name: getattr(cfg, name) for name in names}
     return RunSettings(
         workdir=folder,
