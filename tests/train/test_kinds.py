@@ -27,7 +27,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["eagle3", pytest.param("mtp", marks=pytest.mark.slow)])
 def test_a_run_learns_and_what_it_exports_is_lossless(
     kind, small_target, text_file, tmp_path, capsys
 ):
@@ -61,6 +61,7 @@ def test_a_run_learns_and_what_it_exports_is_lossless(
     assert [c.token_ids for c in found] == [c.token_ids for c in plain]
 
 
+@pytest.mark.slow
 def test_a_pruned_vocabulary(small_target, text_file, tmp_path, monkeypatch):
     """Counted once, kept with the run, exported by either command, and lossless."""
     monkeypatch.setattr(draft_tokens, "COUNTED", 2000)
