@@ -119,6 +119,7 @@ def _create_log(length: int, rows: int, size: int, cfg: DecodeConfig) -> RoundLo
         emitted=jnp.zeros((length, rows), jnp.int32),
         accepted=jnp.zeros((length, rows), jnp.int32),
         verified=jnp.zeros((length, rows), jnp.int32),
+        drafts=jnp.zeros((length, rows, size), jnp.int32) if cfg.trace else None,
         confidence_logits=jnp.zeros((length, rows, size)) if cfg.trace else None,
         logprobs=jnp.zeros((length, rows, size + 1)) if cfg.logprobs else None,
     )

@@ -232,6 +232,7 @@ def completion(row: Row, cfg: DecodeConfig, text_of: Decode, facts: Facts = NO_F
         confidences=[_confidences(z, scale) for z in logits] if cfg.trace else None,
         confidence_logits=logits if cfg.trace else None,
         logprobs=row.logprobs if cfg.logprobs else None,
+        drafts=row.drafts if cfg.trace else None,
     )
 
 

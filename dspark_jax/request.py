@@ -83,6 +83,8 @@ class Completion:
     logprobs: list[float] | None = None
     """Natural logarithms of the target's probability of each token, at temperature 1 whatever the
     request's, where they were asked for."""
+    drafts: list[list[int]] | None = None
+    """Token ids of each round's block, with `trace`: accepted, rejected and never verified."""
 
     @property
     def full_rounds(self) -> list[int]:

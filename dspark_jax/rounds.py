@@ -41,6 +41,7 @@ class RoundLog:
     emitted: jax.Array  # [T, R] after the cut at a stop token or the limit
     accepted: jax.Array  # [T, R] accepted drafts, before any cut
     verified: jax.Array  # [T, R] drafts sent to the target
+    drafts: jax.Array | None  # [T, R, K] drafted tokens, with `trace`
     confidence_logits: jax.Array | None  # [T, R, K] float32
     logprobs: jax.Array | None  # [T, R, K + 1] float32, of `tokens`
 
@@ -157,7 +158,8 @@ def settle(
     if cfg.logprobs:
         places = jnp.minimum(flat.offset[:, None] + jnp.arange(size + 1), len(flat.tokens) - 1)
         logprobs = verify.logprobs(logits, committed, places)
-    log = RoundLog(committed, emitted, verdict.accepted, lengths, z, logprobs)
+    drafts = draft.tokens if cfg.trace else None
+    log = RoundLog(committed, emitted, verdict.accepted, lengths, drafts, z, logprobs)
     return state, log, Seen(flat, hidden.seen)
 
 

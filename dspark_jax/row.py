@@ -26,6 +26,7 @@ class Row:
     accepted_lengths: list[int] = dataclasses.field(default_factory=list)
     verified_lengths: list[int] = dataclasses.field(default_factory=list)
     accepted_drafts: list[int] = dataclasses.field(default_factory=list)
+    drafts: list[list[int]] = dataclasses.field(default_factory=list)
     confidence_logits: list[list[float]] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
     finish_reason: Literal["stop", "length"] | None = None
@@ -50,6 +51,8 @@ class Row:
         self.accepted_lengths += emitted[rounds].tolist()
         self.verified_lengths += log.verified[rounds, row].tolist()
         self.accepted_drafts += log.accepted[rounds, row].tolist()
+        if log.drafts is not None:
+            self.drafts += log.drafts[rounds, row].tolist()
         if log.confidence_logits is not None:
             self.confidence_logits += log.confidence_logits[rounds, row].tolist()
         if log.logprobs is not None:
@@ -84,5 +87,6 @@ class Row:
             if not self.accepted_lengths[-1]:
                 for rounds in (self.accepted_lengths, self.verified_lengths, self.accepted_drafts):
                     rounds.pop()
-                del self.confidence_logits[len(self.accepted_lengths) :]
+                for traced in (self.drafts, self.confidence_logits):
+                    del traced[len(self.accepted_lengths) :]
         return True

@@ -60,7 +60,7 @@ class DecodeConfig:
     truncate: bool = True
     """Some row may use top-k, top-p or min-p."""
     trace: bool = False
-    """Log confidences."""
+    """Log drafts and their confidences."""
     logprobs: bool = False
     """Log the log-probabilities of the tokens."""
 

@@ -52,6 +52,28 @@ def test_completion_adds_up(pair):
         assert len(c.accepted_lengths) - len(c.full_rounds) in (0, 1)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_trace_has_every_draft(pair, temperature):
+    """Accepted ones are the text; the first that is not was replaced, greedily by another."""
+    settings = {"max_new_tokens": 24, "temperature": temperature, "trace": True}
+    rejected = 0
+    for c in generation.generate(pair, PROMPTS, **settings):
+        assert np.shape(c.drafts) == (len(c.accepted_lengths), 3)
+        place = 1
+        for block, emitted, count in zip(
+            c.drafts, c.accepted_lengths, c.accepted_drafts, strict=True
+        ):
+            made = c.token_ids[place : place + emitted]
+            assert made[:count] == block[: min(count, emitted)]
+            if count < 3 and emitted == count + 1:
+                rejected += 1
+                assert temperature > 0 or made[count] != block[count]
+            place += emitted
+    assert rejected > 0
+    (plain,) = generation.generate(pair, ["abc"], max_new_tokens=4)
+    assert plain.drafts is None
+
+
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.8, "top_p": 0.9, "seed": 3}])
 def test_stream_yields_what_generate_returns(pair, settings):
     whole = generation.generate(pair, PROMPTS, max_new_tokens=9, **settings)
