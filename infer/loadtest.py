@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
-import os
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -318,19 +317,9 @@ def write(
     }
     settings.output.mkdir(exist_ok=True)
     for name, data in pictures.items():
-        write_bytes(settings.output / name, data)
+        files.write_whole(settings.output / name, data)
     path = settings.output / "loadtest.json"
     files.write_whole(path, json.dumps(values, indent=2, default=str) + "\n")
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """Whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -32,11 +32,11 @@ def fault(error: Exception) -> str:
     return f"{error} is missing" if isinstance(error, KeyError) else str(error)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file, whole or not at all."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Writes a file, whole or not at all; a text as UTF-8."""
     temporary = path.with_name(path.name + ".tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
