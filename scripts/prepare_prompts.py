@@ -119,7 +119,7 @@ SETS = {
     ),
     "mt-bench": PromptSet("HuggingFaceH4/mt_bench_prompts", "raw/question.jsonl", both_turns),
     "alpaca": PromptSet("tatsu-lab/alpaca", "data/train-*.parquet", instruction),
-    "arena-hard": PromptSet(
+    "arena-hard-v2": PromptSet(
         "lmarena-ai/arena-hard-auto", "data/arena-hard-v2.0/question.jsonl", asked("prompt")
     ),
 }

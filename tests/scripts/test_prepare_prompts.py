@@ -44,7 +44,7 @@ RECORDS = {
         {"instruction": "Sort.", "input": "2, 1", "output": "1, 2"},
         {"turns": ["Sort.\n\nInput:\n2, 1"]},
     ),
-    "arena-hard": ({"uid": "u", "prompt": "Hi"}, {"turns": ["Hi"]}),
+    "arena-hard-v2": ({"uid": "u", "prompt": "Hi"}, {"turns": ["Hi"]}),
 }
 
 
@@ -122,7 +122,7 @@ def test_a_sample(command, tmp_path):
     ]
     seen = set()
     for seed in range(8):
-        assert command("arena-hard", "--prompts=5", f"--seed={seed}", "--from", *parts)[0] == 0
+        assert command("arena-hard-v2", "--prompts=5", f"--seed={seed}", "--from", *parts)[0] == 0
         found = lines(tmp_path)
         ids = [line["id"] for line in found]
         assert len(set(ids)) == 5
