@@ -124,7 +124,7 @@ def prefix_metrics(
 
 def reliability(chances: np.ndarray, accepted: np.ndarray, bins: int = ECE_BINS) -> Reliability:
     """Means in bins of equal width of chances [N] and outcomes [N]; NaN in an empty bin."""
-    which = _bin(chances, bins)
+    which = bin_of(chances, bins)
     count = np.bincount(which, minlength=bins)
     sums = [np.bincount(which, weights=x, minlength=bins) for x in (chances, accepted)]
     with np.errstate(invalid="ignore"):
@@ -132,7 +132,7 @@ def reliability(chances: np.ndarray, accepted: np.ndarray, bins: int = ECE_BINS)
     return Reliability(predicted, observed, count)
 
 
-def _bin(chances: np.ndarray, bins: int) -> np.ndarray:
+def bin_of(chances: np.ndarray, bins: int) -> np.ndarray:
     """The bin of each, of `bins` bins of equal width; a chance of 1 is in the last."""
     return np.minimum((chances * bins).astype(int), bins - 1)
 
@@ -152,7 +152,7 @@ def _metrics(chances: np.ndarray, accepted: np.ndarray) -> tuple[float, ...]:
 
 def _ece(chances: np.ndarray, accepted: np.ndarray) -> float:
     """Mean over the rounds of |predicted - observed| of their bin."""
-    gaps = np.bincount(_bin(chances, ECE_BINS), weights=chances - accepted, minlength=ECE_BINS)
+    gaps = np.bincount(bin_of(chances, ECE_BINS), weights=chances - accepted, minlength=ECE_BINS)
     return float(abs(gaps).sum() / len(chances))
 
 

@@ -1,40 +1,50 @@
-"""Measures how many of a drafter's tokens a target accepts, on files of prompts.
+"""Measures how many of a drafter's tokens a target accepts, and what its confidences are worth.
 
-python -m infer.evaluate --prompts FILE.jsonl [FILE.jsonl ..] --output DIR
+python -m infer.evaluate --datasets gsm8k mbpp mt-bench --output DIR [--prompts FILE.jsonl ..]
                          [--target TARGET --draft DRAFTER [DRAFTER ..]]
 
-Decodes every file with every drafter, all drafts verified, and prints for each the accepted length
-(tokens a round, the target's own included), its 95 % interval over prompts, and the chance of each
-draft to be accepted after those before it. The prompts are to be none that the drafters were
-trained on. DIR/evaluation.json has the same, of what has been measured so far.
+Decodes every set of prompts with every drafter, all drafts verified, and prints for each the
+accepted length (tokens a round, the target's own included), its 95 % interval over prompts, and the
+chance of each draft to be accepted after those before it. The prompts are to be none that the
+drafters were trained on. DIR gets evaluate.json, report.md and its pictures: the paper's Table 1
+and figures 2 to 6, as far as drafters and block sizes are given to compare.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib.util
+import itertools
 import json
+import os
+import platform
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from datetime import date
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-import numpy as np
-from tqdm import tqdm
+import jax
 
-from dspark_jax import batching, generation
 from dspark_jax.config import require
 from dspark_jax.generation import EMBEDDED, Pair
-from dspark_jax.io import cli, files, model_config
+from dspark_jax.io import cli, files
+from dspark_jax.io.tokenizer import load_tokenizer
 from dspark_jax.request import Request
-from dspark_jax.state import block_size
-from infer import requests
-from infer.engine import Engine
-from infer.models import devices_of, load_both
-from infer.summary import conditional_acceptance, mean_accepted_length
+from infer import requests, results
+from infer.evaluation import datasets, figures, findings, measure, page, report
+from infer.evaluation.datasets import Dataset, Name
+from infer.evaluation.findings import Findings, Measurement
+from infer.evaluation.measure import NO_CALIBRATION, Asked
+from infer.evaluation.page import Text
+from infer.evaluation.report import Circumstances
+from infer.evaluation.sample import Drafter, Sample, largest
+from infer.models import load_both
 
-FILE = "evaluation.json"
-RESAMPLES = 10_000
-"""Of the prompts, for an interval."""
+FILE = "evaluate.json"
+REPORT = "report.md"
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed")
 
 
@@ -42,16 +52,35 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "seed")
 class Settings:
     """Options of `infer.evaluate`."""
 
-    prompts: tuple[Path, ...]
-    """JSONL files of prompts, as for `infer.generate`; of a line's own settings only
-    max_new_tokens is heeded."""
     output: Path
-    """Folder for evaluation.json; it is made if need be."""
+    """Folder for evaluate.json, report.md and its pictures; it is made if need be."""
+    datasets: tuple[Name, ...] = ()
+    """Benchmarks, NAME.jsonl of the dataset folder, which scripts/prepare_prompts.py makes."""
+    dataset_folder: Path = Path("eval_datasets")
+    """Where they are."""
+    prompts: tuple[Path, ...] = ()
+    """Other JSONL files of prompts, as for `infer.generate`; of a line's own settings only
+    max_new_tokens is heeded."""
+    limit: int | None = None
+    """Most prompts of a set, from its top."""
     target: str | None = None
     """Hugging Face folder or repository id, or GGUF file, of the target; default: the one in the
     package."""
     draft: tuple[str, ...] = ()
     """The same of its drafters; default: the one in the package."""
+    block_sizes: tuple[int, ...] = ()
+    """Drafts a round, each with the drafters that were trained for as many; default: what each was
+    trained for."""
+    thresholds: tuple[float, ...] = ()
+    """Confidence thresholds, in 0..1, that are decoded with too, beside the sweep over the blocks
+    that were verified whole."""
+    calibration: tuple[str, ...] = ()
+    """What infer.calibrate wrote, a file for each drafter in their order, or none."""
+    html: Path | None = None
+    """HTML file that shows every round of some texts: what was accepted, rejected, corrected and,
+    with --thresholds, never verified."""
+    html_texts: int = 2
+    """Texts of each set of prompts that it shows."""
     temperature: float = 1.0
     """0 is greedy."""
     top_p: float = 1.0
@@ -61,8 +90,6 @@ class Settings:
     """Most tokens to add to a prompt."""
     slots: int = 16
     """Prompts that are decoded together."""
-    block_size: int | None = None
-    """Drafts a round, at most what the drafters were trained for, which is the default."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of parameters, activations and caches."""
     tensor_parallel: int = 1
@@ -78,14 +105,33 @@ class Settings:
 
     def check(self) -> None:
         """Raises `InputError` for what is wrong whatever the models are."""
-        for option, given in (("--prompts", self.prompts), ("--draft", self.draft)):
-            require(len(set(given)) == len(given), f"{option}: expected different ones")
-        require(len(self.prompts) > 0, "--prompts: expected at least one file")
+        for option in ("datasets", "prompts", "draft", "block_sizes", "thresholds"):
+            given = getattr(self, option)
+            name = option.replace("_", "-")
+            require(len(set(given)) == len(given), f"--{name}: expected different ones")
+        require(
+            len(self.datasets) + len(self.prompts) > 0,
+            "--datasets and --prompts: expected at least one set of prompts",
+        )
         require(
             self.target is None or len(self.draft) > 0,
             "--target without --draft: expected its drafters",
         )
-        require(self.slots >= 1, f"--slots {self.slots}: expected a whole number above 0")
+        for name, value in (
+            ("slots", self.slots),
+            ("limit", self.limit),
+            ("html-texts", self.html_texts),
+        ):
+            require(
+                value is None or value >= 1, f"--{name} {value}: expected a whole number above 0"
+            )
+        for threshold in self.thresholds:
+            require(0 <= threshold <= 1, f"--thresholds {threshold}: expected numbers in 0..1")
+        drafters = max(1, len(self.draft))
+        require(
+            len(self.calibration) in (0, drafters),
+            f"--calibration: expected a file, or {NO_CALIBRATION}, for each of {drafters} drafters",
+        )
         self.request.check(vocab_size=1, max_position=2)
         require(
             self.output.is_dir() or not self.output.exists(),
@@ -95,151 +141,123 @@ class Settings:
             self.output.parent.is_dir(),
             f"--output {self.output}: no such folder as {self.output.parent}",
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class Measurement:
-    """What a drafter did on a file of prompts."""
-
-    draft: str
-    prompts: str
-    block_size: int
-    requests: int
-    rounds: int
-    """Those that no stop token or limit cut."""
-    accepted_length: float | None
-    """Mean over them of the tokens that each added; None without any, as the interval is."""
-    interval: tuple[float, float] | None
-    """Of 95 %."""
-    conditional_acceptance: list[float | None]
-    """By position; None where nothing was verified."""
+        if self.html is not None and self.html.parent != self.output:
+            results.check_place(self.html, "--html")
+        require(
+            importlib.util.find_spec("matplotlib") is not None,
+            "the pictures need matplotlib; install dspark_jax[plots]",
+        )
 
 
 def main(args: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     settings = cli.parse(Settings, args, prog="infer.evaluate", description=__doc__ or "")
     settings.check()
+    command = shlex.join(["python", "-m", "infer.evaluate", *args])
     return cli.until_interrupted(
-        lambda: run(settings), lambda: "what was not measured to its end is lost"
+        lambda: run(settings, command), lambda: "what was not measured to its end is lost"
     )
 
 
-def run(settings: Settings) -> None:
-    """Measures, prints, and writes after each file of prompts."""
-    lines = {path: requests.read_lines(path) for path in settings.prompts}
-    drafts = settings.draft or (str(EMBEDDED / "drafter"),)
-    sizes = block_sizes(settings, drafts)
-    widths = max(map(len, drafts)), max(len(path.name) for path in lines)
-    found: list[Measurement] = []
-    for draft in drafts:
+def run(settings: Settings, command: str) -> None:
+    """Measures, prints, and writes: the figures after each set of prompts, the rest at the end."""
+    sets = datasets.open_datasets(
+        settings.datasets, settings.dataset_folder, settings.prompts, settings.limit
+    )
+    target = files.resolve(settings.target or EMBEDDED / "target")
+    drafters = measure.open_drafters(
+        target,
+        settings.draft or (str(EMBEDDED / "drafter"),),
+        settings.block_sizes,
+        settings.calibration,
+        settings.temperature,
+    )
+    heads = any(drafter.confidence_head for drafter in drafters)
+    require(heads or not settings.thresholds, "--thresholds: no drafter has a confidence head")
+    about = circumstances(settings, command, drafters)
+    widths = report.widths([d.name for d in drafters], [s.name for s in sets])
+    whole: list[Sample] = []
+    cut: list[Sample] = []
+    texts: list[Text] = []
+    measured: list[Measurement] = []
+    for drafter, sizes in drafters.items():
         _, _, pair = load_both(
-            settings.target, draft, settings.dtype, settings.block_size, settings.tensor_parallel
+            settings.target, drafter.path, settings.dtype, None, settings.tensor_parallel
         )
-        asked = {
-            path: requests.build_alike(
-                path, lines[path], pair, defaults=settings.request, thinking=settings.thinking
-            )
-            for path in lines
-        }
-        engine = make_engine(pair, [r for each in asked.values() for r in each], settings.slots)
-        if not found:
-            print(header(*widths, max(sizes)))
-        for path, each in asked.items():
-            found.append(measure(engine, each, draft=draft, prompts=path, seed=settings.seed))
-            print(row(found[-1], *widths), flush=True)
-            settings.output.mkdir(exist_ok=True)
-            figures = {
-                "target": settings.target or "embedded",
-                "dtype": settings.dtype,
-                "device": devices_of(pair.models),
-                "thinking": settings.thinking,
-                **{name: getattr(settings, name) for name in SAMPLING},
-                "measurements": [dataclasses.asdict(m) for m in found],
-            }
-            files.write_whole(settings.output / FILE, json.dumps(figures, indent=2) + "\n")
+        asked = {each.name: build(settings, each, pair) for each in sets}
+        if not whole:
+            print(report.header(*widths, max(d.block_size for d in drafters)))
+        work = functools.partial(measure.decode, pair, drafter, sets, asked, slots=settings.slots)
+        for size in sizes:
+            for found in work(size=size):
+                whole.append(found)
+                measured.append(findings.measurement(found))
+                print(report.row(measured[-1], *widths), flush=True)
+                write_figures(settings, about, {"measurements": findings.plain(measured)})
+        for threshold in settings.thresholds if drafter.confidence_head else ():
+            cut += work(size=drafter.block_size, threshold=threshold)
+        shown = [s for s in (*whole, *cut) if s.drafter == drafter]
+        texts += texts_of(shown, asked, pair, settings.html_texts)
+    found = findings.find(whole, cut)
+    print("\n".join(report.domain_lines(found.domains)))
+    write_figures(settings, about, findings.plain(found))
+    write_report(settings, about, found)
+    if settings.html is not None:
+        decode = functools.partial(load_tokenizer(target).decode, special=True)
+        files.write_whole(settings.html, page.render(texts, about.lines, decode))
+        print(settings.html)
 
 
-def block_sizes(settings: Settings, drafts: Sequence[str]) -> list[int]:
-    """Drafts a round of each drafter.
-
-    Raises:
-      InputError: one that does not go with the target, or with the block size that is asked for.
-    """
-    target = model_config.load_target_config(files.resolve(settings.target or EMBEDDED / "target"))
-    sizes = []
-    for draft in drafts:
-        cfg = model_config.load_drafter_config(files.resolve(draft))
-        cfg.check_fits(target)
-        size = cfg.block_size if settings.block_size is None else settings.block_size
-        require(
-            1 <= size <= cfg.block_size,
-            f"--block-size {size}: expected 1..{cfg.block_size}, which {draft} was trained for",
-        )
-        sizes.append(size)
-    return sizes
-
-
-def make_engine(pair: Pair, asked: Sequence[Request], slots: int) -> Engine:
-    """One that verifies every draft, in one shape for all requests."""
-    cfg = generation.decode_config(pair.models, asked, policy="fixed")
-    return Engine(pair, batching.plan(pair.models, asked, min(slots, len(asked))), cfg)
-
-
-def measure(
-    engine: Engine, asked: Sequence[Request], *, draft: str, prompts: Path, seed: int
-) -> Measurement:
-    """Decodes all requests."""
-    with tqdm(total=len(asked), unit="prompt", desc=prompts.name, disable=None) as bar:
-        run = engine.decode(asked, lambda done: bar.update(len(done)) and False)
-    rounds = [c.full_rounds for c in run.completions]
-    size = block_size(engine.pair.models, engine.cfg)
-    return Measurement(
-        draft=draft,
-        prompts=str(prompts),
-        block_size=size,
-        requests=len(asked),
-        rounds=sum(map(len, rounds)),
-        accepted_length=mean_accepted_length(run.completions),
-        interval=interval(rounds, seed=seed),
-        conditional_acceptance=conditional_acceptance(run.completions, size),
+def build(settings: Settings, each: Dataset, pair: Pair) -> list[Request]:
+    """The requests of a set of prompts."""
+    return requests.build_alike(
+        each.path, each.lines, pair, defaults=settings.request, thinking=settings.thinking
     )
 
 
-def interval(
-    rounds: Sequence[Sequence[int]], *, seed: int, part: float = 0.95
-) -> tuple[float, float] | None:
-    """Where the mean over rounds lies in `part` of the resamples of prompts.
-
-    Rounds of one prompt are alike, so that prompts are drawn, with replacement, and not rounds.
-
-    Args:
-      rounds: accepted lengths by prompt; those without any are left out.
-    """
-    sums = np.array([(sum(each), len(each)) for each in rounds if each])
-    if not len(sums):
-        return None
-    rng = np.random.default_rng(seed)
-    often = rng.multinomial(len(sums), np.full(len(sums), 1 / len(sums)), RESAMPLES)  # [B, N]
-    tokens, counts = (often @ sums).T
-    low, high = np.quantile(tokens / counts, [(1 - part) / 2, (1 + part) / 2])
-    return float(low), float(high)
-
-
-def header(draft: int, prompts: int, size: int) -> str:
-    """Titles of the table, over columns of these widths and `size` positions."""
-    positions = "".join(f"{k:7}" for k in range(1, size + 1))
-    return (
-        f"{'draft':{draft}}  {'prompts':{prompts}}{'length':>8}{'95 %':>15}{'rounds':>9}{positions}"
+def circumstances(settings: Settings, command: str, drafters: Iterable[Drafter]) -> Circumstances:
+    """How it is measured."""
+    device = jax.devices()[0].device_kind
+    if settings.tensor_parallel > 1:
+        device = f"{settings.tensor_parallel} x {device}"
+    return Circumstances(
+        command=command,
+        target=settings.target or "the one in the package",
+        dtype=settings.dtype,
+        sampling={name: getattr(settings, name) for name in SAMPLING},
+        thinking=settings.thinking,
+        device=f"{device} ({platform.machine()}, {os.cpu_count()} cores)",
+        jax=jax.__version__,
+        date=date.today().isoformat(),
+        sources={d.name: d.path for d in drafters},
     )
 
 
-def row(m: Measurement, draft: int, prompts: int) -> str:
-    """A line of the table."""
-    length = "-" if m.accepted_length is None else f"{m.accepted_length:.3f}"
-    between = "-" if m.interval is None else "{:.3f}..{:.3f}".format(*m.interval)
-    accepted = "".join(f"{'-':>7}" if p is None else f"{p:7.3f}" for p in m.conditional_acceptance)
-    name = Path(m.prompts).name
-    return f"{m.draft:{draft}}  {name:{prompts}}{length:>8}{between:>15}{m.rounds:9,}{accepted}"
+def texts_of(samples: Sequence[Sample], asked: Asked, pair: Pair, most: int) -> list[Text]:
+    """The first texts of each set of prompts, at the largest block size of the drafter."""
+    found = []
+    for each in largest(samples):
+        own = zip(each.dataset.lines, asked[each.dataset.name], each.completions, strict=True)
+        policy = "all verified" if each.threshold is None else f"threshold {each.threshold:g}"
+        for line, request, completion in itertools.islice(own, most):
+            title = f"{each.dataset.name} {line.id}: {each.drafter.name}, {policy}"
+            prompt = pair.tokenizer.decode(request.token_ids, special=True)
+            found.append(Text(title, prompt, completion, each.drafter.confidence_head))
+    return found
+
+
+def write_figures(settings: Settings, about: Circumstances, found: dict[str, Any]) -> None:
+    settings.output.mkdir(exist_ok=True)
+    text = json.dumps(findings.plain(about) | found, indent=2) + "\n"
+    files.write_whole(settings.output / FILE, text)
+
+
+def write_report(settings: Settings, about: Circumstances, found: Findings) -> None:
+    """The report and its pictures."""
+    for name, data in figures.pictures(found):
+        files.write_whole(settings.output / f"{name}.png", data)
+    files.write_whole(settings.output / REPORT, report.markdown(found, about))
+    print(f"{settings.output}: {', '.join(sorted(p.name for p in settings.output.iterdir()))}")
 
 
 if __name__ == "__main__":

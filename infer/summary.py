@@ -21,11 +21,10 @@ def mean_accepted_length(completions: Sequence[Completion]) -> float | None:
     return mean([length for c in completions for length in c.full_rounds])
 
 
-def conditional_acceptance(completions: Sequence[Completion], size: int) -> list[float | None]:
-    """By position 1..`size`: drafts accepted there, of those verified with all before accepted.
+def tried_and_passed(completions: Sequence[Completion], size: int) -> tuple[list[int], list[int]]:
+    """By position 1..`size`: drafts verified with all before accepted, and those accepted.
 
-    Of a round that was cut, what lies behind the cut is not counted, neither way. None where
-    nothing was verified.
+    Of a round that was cut, what lies behind the cut is not counted, neither way.
     """
     tried, passed = [0] * size, [0] * size
     for c in completions:
@@ -34,6 +33,15 @@ def conditional_acceptance(completions: Sequence[Completion], size: int) -> list
             for k in range(min(verified, accepted + 1, emitted)):
                 tried[k] += 1
                 passed[k] += k < accepted
+    return tried, passed
+
+
+def conditional_acceptance(completions: Sequence[Completion], size: int) -> list[float | None]:
+    """By position 1..`size`: drafts accepted, of those verified with all before accepted.
+
+    None where nothing was verified; see `tried_and_passed`.
+    """
+    tried, passed = tried_and_passed(completions, size)
     return [p / t if t else None for p, t in zip(passed, tried, strict=True)]
 
 

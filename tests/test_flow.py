@@ -89,7 +89,8 @@ def test_a_trained_drafter_is_accepted_more(folder):
         evaluate, "--draft", *drafters, "--prompts", folder / "held_out.jsonl", "--output",
         folder / "evaluation", "--max-new-tokens", ANSWER,
     )  # fmt: skip
-    few, many = files.read_json(folder / "evaluation" / "evaluation.json")["measurements"]
+    few, many = files.read_json(folder / "evaluation" / "evaluate.json")["measurements"]
     assert few["requests"] == many["requests"] == 16
-    assert few["interval"][1] < many["interval"][0]
-    assert many["conditional_acceptance"][0] > few["conditional_acceptance"][0]
+    assert few["accepted_length"]["high"] < many["accepted_length"]["low"]
+    first = [m["conditional_acceptance"]["value"][0] for m in (few, many)]
+    assert first[0] < first[1]

@@ -1,13 +1,14 @@
-"""Accepted lengths by hand, their intervals, and what is refused."""
+"""Accepted lengths by hand, through the command, and what is refused."""
 
 import json
+import re
 import shutil
 
 import pytest
 
-from dspark_jax.io import cli
+from dspark_jax.io import cli, files
+from dspark_jax.io.calibration_file import Calibration, Entry
 from infer import evaluate
-from infer.evaluate import interval
 from tests.infer.conftest import BLOCK, continuation, rounds
 
 LIMIT = 12
@@ -31,8 +32,8 @@ def write(path, *prompts):
     return path
 
 
-def measurements(tmp_path):
-    return json.loads((tmp_path / "out" / "evaluation.json").read_text())["measurements"]
+def figures(tmp_path):
+    return json.loads((tmp_path / "out" / "evaluate.json").read_text())
 
 
 def by_hand(*prompts):
@@ -47,34 +48,106 @@ def by_hand(*prompts):
     return whole, [p / t for p, t in zip(passed, tried, strict=True)]
 
 
-def test_lengths_by_hand(command, folders, tmp_path):
-    digits, letters = ("7", "0", "44"), ("abc", "x")
-    sources = write(tmp_path / "digits.jsonl", *digits), write(tmp_path / "letters.jsonl", *letters)
+DIGITS, LETTERS = ("7", "0", "44"), ("abc", "x")
+
+
+@pytest.fixture
+def sources(tmp_path):
+    return write(tmp_path / "gsm8k.jsonl", *DIGITS), write(tmp_path / "letters.jsonl", *LETTERS)
+
+
+def test_lengths_by_hand(command, folders, tmp_path, sources):
     twin = tmp_path / "twin"
     shutil.copytree(folders.draft, twin)
-    code, out, err = command("--draft", folders.draft, twin, "--prompts", *sources)
+    given = ("--datasets", "gsm8k", "--dataset-folder", tmp_path, "--prompts", sources[1])
+    code, out, err = command("--draft", folders.draft, twin, *given)
     assert (code, err) == (0, "")
-    found = measurements(tmp_path)
-    names = [(str(d), str(s)) for d in (folders.draft, twin) for s in sources]
-    assert [(m["draft"], m["prompts"]) for m in found] == names
-    for made, prompts in zip(found, (digits, letters) * 2, strict=True):
+    found = figures(tmp_path)
+    made = found["measurements"]
+    names = [d["name"] for d in found["drafters"]]
+    assert [d["path"] for d in found["drafters"]] == [str(folders.draft), str(twin)]
+    assert [(m["draft"], m["dataset"], m["domain"]) for m in made] == [
+        (name, *of) for name in names for of in (("gsm8k", "math"), ("letters", "other"))
+    ]
+    for m, prompts in zip(made, (DIGITS, LETTERS) * 2, strict=True):
         whole, accepted = by_hand(*prompts)
-        assert made["requests"] == len(prompts)
-        assert made["rounds"] == len(whole)
-        assert made["accepted_length"] == pytest.approx(sum(whole) / len(whole), rel=1e-12)
-        assert made["conditional_acceptance"] == pytest.approx(accepted, rel=1e-12)
-        low, high = made["interval"]
-        assert low <= made["accepted_length"] <= high
+        assert m["requests"] == len(prompts)
+        assert m["rounds"] == len(whole)
+        length = m["accepted_length"]
+        assert length["value"] == pytest.approx(sum(whole) / len(whole), rel=1e-12)
+        assert length["low"] <= length["value"] <= length["high"]
+        assert m["conditional_acceptance"]["value"] == pytest.approx(accepted, rel=1e-12)
+    assert {d["to_first"]["value"] for d in found["domains"]} == {1}
     title, *rows = out.splitlines()
-    assert title.split() == ["draft", "prompts", "length", "95", "%", "rounds", "1", "2", "3"]
-    for line, made in zip(rows, found, strict=True):
-        draft, prompts, length, between, count, *chances = line.split()
-        assert draft == made["draft"]
-        assert made["prompts"].endswith(prompts)
-        assert length == f"{made['accepted_length']:.3f}"
-        assert between == "{:.3f}..{:.3f}".format(*made["interval"])
-        assert int(count) == made["rounds"]
-        assert chances == [f"{p:.3f}" for p in made["conditional_acceptance"]]
+    assert title.split()[:4] == ["draft", "K", "prompts", "length"]
+    for line, m in zip(rows, made, strict=False):
+        assert line.split()[:4] == [
+            *(m["draft"], "3", m["dataset"]),
+            f"{m['accepted_length']['value']:.3f}",
+        ]
+    assert rows[4].startswith(f"math: {names[0]} (K=3) ")
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"evaluate.json", "report.md", "positions.png", "positions-dark.png"} <= written
+    assert found["command"].startswith("python -m infer.evaluate --target ")
+    assert found["command"] in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_blocks_thresholds_and_the_page(command, folders, tmp_path, sources):
+    """The confidence head knows where the drafter is wrong: behind a threshold of a half only what
+    is accepted is verified. Shorter blocks are decoded, not cut from longer ones."""
+    page = tmp_path / "page.html"
+    code, _, _ = command(
+        "--draft", folders.draft, "--prompts", *sources, "--block-sizes", 2, 3, "--thresholds",
+        0.5, "--html", page, "--html-texts", 1,
+    )  # fmt: skip
+    assert code == 0
+    found = figures(tmp_path)
+    by_size = {}
+    for m in found["measurements"]:
+        by_size.setdefault(m["block_size"], []).append(m)
+    for size, made in by_size.items():
+        for m, prompts in zip(made, (DIGITS, LETTERS), strict=True):
+            made_rounds = [r for p in prompts for r in rounds(continuation(p[-1], LIMIT), size)]
+            whole = [emitted for emitted, _, accepted in made_rounds if emitted == accepted + 1]
+            assert m["accepted_length"]["value"] == pytest.approx(sum(whole) / len(whole))
+    gated = [r for p in DIGITS for r in rounds(continuation(p[-1], LIMIT), gated=True)]
+    math = found["decoded"][0]
+    verified = sum(v for _, v, _ in gated)
+    assert math["verified"]["value"] == pytest.approx(verified / (BLOCK * len(gated)))
+    assert math["accepted"]["value"] == 1
+    # Greedily the drafts are the same, so that blocks begin at the same places, too.
+    (sweep,) = [s for s in found["sweeps"] if s["domain"] == "math"]
+    middle = sweep["thresholds"].index(0.5)
+    assert sweep["verified"]["value"][middle] == pytest.approx(math["verified"]["value"])
+    shown = page.read_text()
+    titles = re.findall(r'<h2 id="text\d+">([^<]*)</h2>', shown)
+    name = found["drafters"][0]["name"]
+    assert titles == [
+        f"{dataset} 1: {name}, {policy}"
+        for policy in ("all verified", "threshold 0.5")
+        for dataset in ("gsm8k", "letters")
+    ]
+    assert "draft never verified" in shown.split('<section aria-labelledby="text3">')[1]
+
+
+def test_a_calibration_by_its_drafter(command, folders, tmp_path, sources):
+    """Temperatures are those of the entry for greedy rows; .1 makes sure chances surer."""
+    known = Calibration(
+        target=files.fingerprint(folders.target),
+        draft=files.fingerprint(folders.draft),
+        block_size=BLOCK,
+        entries=(Entry(0.0, 0, 1.0, 0.0, (0.1,) * 3, (0.5,) * 3, (0.5,) * 3, 9),),
+    )
+    known.save(tmp_path / "calibration.json")
+    twin = tmp_path / "twin"
+    shutil.copytree(folders.draft, twin)
+    given = ("--calibration", tmp_path / "calibration.json", "none")
+    code, _, _ = command("--draft", folders.draft, twin, "--prompts", sources[0], *given)
+    assert code == 0
+    first, second = figures(tmp_path)["reliabilities"]
+    assert first["raw"] == second["raw"]
+    assert second["scaled"] is None
+    assert max(first["scaled"]["error"]) < 1e-6 < 0.01 < min(first["raw"]["error"])
 
 
 def test_nothing_to_measure(command, folders, tmp_path):
@@ -82,26 +155,10 @@ def test_nothing_to_measure(command, folders, tmp_path):
     source = write(tmp_path / "a.jsonl", "abc")
     code, out, _ = command("--draft", folders.draft, "--prompts", source, "--max-new-tokens=1")
     assert code == 0
-    assert out.splitlines()[1].split()[1:] == ["a.jsonl", "-", "-", "0", "-", "-", "-"]
-    (made,) = measurements(tmp_path)
-    assert (made["rounds"], made["accepted_length"], made["interval"]) == (0, None, None)
-
-
-def test_an_interval_is_over_prompts():
-    """Of two prompts a resample has both, or one of them twice: means 5/3, 1 and 3, with chances
-    of a half, a quarter and a quarter."""
-    two = [[1, 1], [3], []]
-    assert interval(two, seed=0) == (1, 3)
-    assert interval(two, seed=1, part=0.4) == pytest.approx((5 / 3, 5 / 3))
-    assert interval([[2, 4], [4, 2]], seed=0) == (3, 3)
-    assert interval([[], []], seed=0) is None
-
-
-def test_an_interval_narrows_with_prompts():
-    """Its width is that of a normal distribution, 3.92 standard errors of the mean."""
-    for size in (100, 400):
-        low, high = interval([[1], [3]] * (size // 2), seed=0)
-        assert high - low == pytest.approx(3.92 / size**0.5, rel=0.05)
+    assert out.splitlines()[1].split()[1:] == ["3", "a", "-", "-", "0", "-", "-", "-"]
+    (made,) = figures(tmp_path)["measurements"]
+    assert made["rounds"] == 0
+    assert made["accepted_length"] == {"value": None, "low": None, "high": None}
 
 
 @pytest.mark.parametrize(
@@ -114,10 +171,24 @@ def test_an_interval_narrows_with_prompts():
         (["--prompts", "{good}", "--draft", "{draft}", "nowhere"], "nowhere: no such folder"),
         (["--prompts", "{good}", "--slots=0"], "--slots 0: expected a whole number above 0"),
         (["--prompts", "{good}", "--temperature=-1"], "temperature=-1.0: expected a number 0 or"),
-        (["--prompts", "{good}", "--block-size=4"], "--block-size 4: expected 1..3"),
+        (["--prompts", "{good}", "--block-sizes=4"], "--block-sizes 4: expected one in 1..3"),
         (["--prompts", "{good}", "--output", "{good}/x"], "no such folder as"),
         (["--prompts", "{good}", "--output", "{good}"], "is a file, expected a folder"),
-        ([], "--prompts"),
+        (
+            ["--prompts", "{good}", "--block-sizes", "2", "9"],
+            "--block-sizes 9: expected numbers in",
+        ),
+        (
+            ["--prompts", "{good}", "--thresholds", "2"],
+            "--thresholds 2.0: expected numbers in 0..1",
+        ),
+        (["--prompts", "{good}", "--calibration", "a", "b"], "for each of 1 drafters"),
+        (["--prompts", "{good}", "--calibration", "a"], "a: cannot be read"),
+        (["--prompts", "{good}", "--limit", "0"], "--limit 0: expected a whole number above 0"),
+        (["--prompts", "{good}", "--html", "{good}/x"], "--html {good}/x: no such folder as"),
+        (["--datasets", "gsm8k"], "eval_datasets/gsm8k.jsonl: no such file; python scripts/prep"),
+        (["--datasets", "gsm9k"], "gsm8k"),
+        ([], "--datasets and --prompts: expected at least one set of prompts"),
     ],
 )
 def test_refused(command, folders, tmp_path, args, text):
@@ -129,7 +200,7 @@ def test_refused(command, folders, tmp_path, args, text):
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
     assert err.count("\n") == 1
-    assert text in err
+    assert text.format(**names) in err
     assert good.read_text() == '{"prompt": "a"}\n'
     assert not (tmp_path / "out").exists()
 
