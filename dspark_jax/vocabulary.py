@@ -39,8 +39,12 @@ def from_offsets(d2t: np.ndarray, vocab_size: int, where: str) -> np.ndarray:
     """Ids [Vd] of a checkpoint's `d2t`: draft id i is the token i + d2t[i].
 
     Raises:
-      InputError: ids outside of the target's vocabulary, or twice; `where` says of which file.
+      InputError: no whole numbers, ids outside of the target's vocabulary, or one twice; `where`
+        says of which file.
     """
+    require(
+        bool(np.all(d2t == np.round(d2t))), f"{where}: d2t has fractions, expected whole numbers"
+    )
     ids = np.arange(len(d2t)) + d2t
     outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
     require(

@@ -73,6 +73,10 @@ def export(settings: ExportSettings) -> None:
     )
     found, _ = load(folder, step, {"params": abstract})
     ids = draft_tokens.read(settings.workdir, cfg)
+    require(
+        ids is not None or cfg.draft_vocab_size is None,
+        f"{settings.workdir / draft_tokens.FILE}: no such file, expected that of the run",
+    )
     params = with_vocabulary(found["params"], target, ids)
     hf.save_drafter(
         output, cfg, params, target=(target_config, target),

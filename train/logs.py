@@ -108,7 +108,7 @@ def _lines(path: Path) -> list[tuple[int, str]]:
         where = f"{path}: line {number}"
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{where}: not valid JSON ({error})") from error
         require(
             isinstance(record, dict) and isinstance(record.get("step"), int),

@@ -15,7 +15,7 @@ from dspark_jax.drafters.kinds import AnyDrafter
 from dspark_jax.io import files, hf, model_config
 from dspark_jax.targets.dense import Target
 from dspark_jax.vocabulary import columns
-from train import draft_tokens, hosts
+from train import documents, draft_tokens, hosts
 from train.checkpoint import Checkpoints, steps
 from train.data import own_place
 from train.encoding import Encoder, make_encoder
@@ -27,7 +27,7 @@ from train.run import Run
 from train.settings import Settings
 from train.step import StepConfig, abstract_state, init_state, state_shardings
 from train.target import load_target, target_folder
-from train.workdir import CHECKPOINTS, check_workdir, write_workdir
+from train.workdir import CHECKPOINTS, check_data, check_workdir, write_workdir
 
 
 def prepare(settings: Settings) -> Run:
@@ -39,6 +39,8 @@ def prepare(settings: Settings) -> Run:
     drafter_config = settings.drafter_config(target_config)
     mesh = make_mesh(settings)
     encoder = make_encoder(settings.data, folder, target_config)
+    digests = {name: documents.digest(name) for name in settings.data.files}
+    check_data(settings, digests)
     cfg = step_config(settings, target_config, drafter_config)
     begun = bool(steps(settings.workdir / CHECKPOINTS))
     params = None if begun else initial_drafter(settings, drafter_config, mesh)
@@ -49,7 +51,7 @@ def prepare(settings: Settings) -> Run:
     layers = cfg.features == "online" or from_target
     target = load_target(settings, folder, target_config, mesh, layers=layers)
     if hosts.writes():
-        write_workdir(settings)
+        write_workdir(settings, digests)
         if cfg.draft_ids is not None:
             draft_tokens.write(settings.workdir, cfg.draft_ids)
 
@@ -88,6 +90,10 @@ def draft_ids(
     found = draft_tokens.read(settings.workdir, cfg)
     if found is not None:
         return found
+    begun = steps(settings.workdir / CHECKPOINTS)
+    require(
+        not begun, f"{settings.workdir / draft_tokens.FILE}: no such file, expected that of the run"
+    )
     # All of each batch, so that every host counts the same.
     return draft_tokens.count(make_batches(settings, settings.data.files, encoder), cfg)
 

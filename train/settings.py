@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -245,6 +246,14 @@ class HostSettings:
             f"coordinator={self.coordinator}, num_processes={self.num_processes},"
             f" process_id={self.process_id}: expected all three, or none",
         )
+        if self.coordinator is not None:
+            host, _, port = self.coordinator.rpartition(":")
+            require(
+                re.fullmatch(r"[\w.:\[\]-]+", host) is not None
+                and re.fullmatch(r"\d{1,5}", port) is not None
+                and 0 < int(port) < 2**16,
+                f"coordinator={self.coordinator!r}: expected HOST:PORT, a port in 1..65535",
+            )
         if self.num_processes is not None and self.process_id is not None:
             require(
                 0 <= self.process_id < self.num_processes,

@@ -20,7 +20,7 @@ from train.settings import (
     WatchSettings,
 )
 
-CONFIG, CHECKPOINTS = "config.json", "checkpoints"
+CONFIG, DATA, CHECKPOINTS = "config.json", "data.json", "checkpoints"
 
 
 def _names(*groups: type) -> set[str]:
@@ -53,13 +53,29 @@ def check_workdir(settings: Settings) -> None:
     check_logs(folder)
 
 
-def write_workdir(settings: Settings) -> None:
-    """Writes config.json, the settings that a run began with, unless it is there."""
+def check_data(settings: Settings, digests: dict[str, str]) -> None:
+    """Raises `InputError` when a file of the data is not what it was when the run began.
+
+    A place in the data means nothing in another one.
+    """
+    path = settings.workdir / DATA
+    there = files.read_json(path) if path.exists() else digests
+    changed = [name for name in digests if there.get(name) != digests[name]]
+    require(
+        not changed,
+        f"{', '.join(changed)}: changed since the run in {settings.workdir} began; expected the"
+        " same, or another workdir (and --init-from, to go on from this drafter)",
+    )
+
+
+def write_workdir(settings: Settings, digests: dict[str, str]) -> None:
+    """Writes the settings and the data's digests that a run begins with, unless they are there."""
     settings.workdir.mkdir(parents=True, exist_ok=True)
-    path = settings.workdir / CONFIG
-    if not path.exists():
-        described = {n: v for n, v in settings.flat().items() if n != "workdir"}
-        files.write_whole(path, json.dumps(described, indent=2) + "\n")
+    described = {n: v for n, v in settings.flat().items() if n != "workdir"}
+    for name, values in ((DATA, digests), (CONFIG, described)):
+        path = settings.workdir / name
+        if not path.exists():
+            files.write_whole(path, json.dumps(values, indent=2) + "\n")
 
 
 def read_workdir(folder: Path) -> Settings:

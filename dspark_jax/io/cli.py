@@ -85,12 +85,15 @@ def _one_line(printed: str) -> str:
 def run(main: Callable[[], int]) -> int:
     """Exit code of `main`: its own, 2 after an `InputError`, 1 after an `OSError` (a full disk).
 
-    Both are printed in one line.
+    130 when it is interrupted before it looks after that itself. Each is said in one line.
     """
     try:
         return main()
     except InputError as error:
         code, message = 2, str(error)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     except OSError as error:
         code = 1
         message = f"{error.filename}: {error.strerror}" if error.filename else str(error)

@@ -21,7 +21,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # too long a number, too many brackets
         raise InputError(f"{path}: not valid JSON ({error})") from error
     require(isinstance(value, dict), f"{path}: expected a JSON object")
     return value
@@ -73,6 +73,7 @@ def resolve(name: str | Path) -> Path:
         isinstance(name, str) and name.count("/") == 1 and not name.startswith((".", "/"))
     )
     if path.exists() or not is_repository:
+        require(not path.is_file(), f"{name}: a file, expected a folder")
         require(path.is_dir(), f"{name}: no such folder")
         return path
     try:

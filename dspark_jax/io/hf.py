@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any, get_args
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
@@ -80,10 +81,21 @@ def load_drafter(
         log.warning("%s: no confidence weights in it: the confidence head is off", folder)
         cfg = dataclasses.replace(cfg, confidence_head=False)
     known, vocabulary = ["embed_tokens.weight", "lm_head.weight"], None
+    require(
+        cfg.draft_vocab_size is not None or "d2t" not in tensors,
+        f"{tensors.path}: d2t in it, and no draft_vocab_size in its config.json; expected both",
+    )
     if cfg.draft_vocab_size is not None:
         known += ["d2t", "t2d"]
         vocabulary = _load_vocabulary(tensors, cfg, dtype, place)
     layout = layouts.drafter_layout(cfg)
+    wanted = {name for codec in jax.tree.leaves(layout) for name in codec.names}
+    heads = sorted(n for n in tensors.names() - wanted if n.startswith("markov_head."))
+    require(
+        not heads,
+        f"{tensors.path}: {', '.join(heads)} in it, expected a sequential head that has it"
+        " (markov_head_type and markov_rank in config.json)",
+    )
     params = load_parameters(tensors, kind_of(cfg).specs(cfg), layout, dtype, place)
     params = dataclasses.replace(params, vocabulary=vocabulary)
     report_extra(tensors, layout, known=known)

@@ -47,6 +47,7 @@ def test_offsets():
     assert vocabulary.from_offsets(np.array([2, 2, 4]), 8, "f").tolist() == [2, 3, 6]
     for offsets, said in (
         ([2, 1, 4], "f: d2t gives token 2 to several draft ids"),
+        ([2.6, 2.6, 4.6], "f: d2t has fractions, expected whole numbers"),
         ([2, 2, 6], r"f: d2t gives draft id 2 the token 8, expected one in 0\.\.7"),
         ([-1, 2, 4], "f: d2t gives draft id 0 the token -1"),
     ):

@@ -68,6 +68,11 @@ def test_one_host_is_alone():
     ("given", "said"),
     [
         (("a:1", None, None), "expected all three, or none"),
+        (("a:b", 1, 0), "coordinator='a:b': expected HOST:PORT, a port in 1..65535"),
+        (("nonsense", 1, 0), "coordinator='nonsense': expected HOST:PORT"),
+        (("localhost:99999999", 1, 0), "expected HOST:PORT"),
+        (("a b:1", 1, 0), "expected HOST:PORT"),
+        ((":5", 1, 0), "expected HOST:PORT"),
         (("a:1", 2, 2), "process_id=2 of num_processes=2: expected a number from 0 to below it"),
     ],
 )

@@ -62,7 +62,7 @@ def records(workdir):
 
 def test_a_run_leaves_what_it_promises(finished):
     assert {p.name for p in finished.iterdir()} == {
-        "checkpoints", "config.json", "drafter", "metrics.jsonl", "tensorboard",
+        "checkpoints", "config.json", "data.json", "drafter", "metrics.jsonl", "tensorboard",
     }  # fmt: skip
     assert json.loads((finished / "config.json").read_text())["block_size"] == 2
     assert any((finished / "tensorboard").iterdir())

@@ -5,7 +5,9 @@ import pytest
 
 from dspark_jax.config import InputError
 from train.settings import DataSettings, EvaluationSettings, Settings, WatchSettings
-from train.workdir import FREE, check_workdir, read_workdir, write_workdir
+from train.workdir import FREE, check_data, check_workdir, read_workdir, write_workdir
+
+DIGESTS = {"a.txt": "one", "b.txt": "two"}
 
 
 @pytest.fixture
@@ -16,14 +18,14 @@ def settings(tmp_path) -> Settings:
         evaluation=EvaluationSettings(held_out_files=("c.txt",)),
         watch=WatchSettings(profile=(2, 3), peak_flops=1e12),
     )
-    write_workdir(found)
+    write_workdir(found, DIGESTS)
     return found
 
 
 def test_settings_come_back(settings):
     assert read_workdir(settings.workdir) == settings
     default = Settings(workdir=settings.workdir / "other")
-    write_workdir(default)
+    write_workdir(default, DIGESTS)
     assert read_workdir(default.workdir) == default
 
 
@@ -43,6 +45,14 @@ def test_a_run_may_go_on_elsewhere_but_not_learn_otherwise(settings):
             continue
         with pytest.raises(InputError, match=f'config.json: {name} is "other" there and'):
             check_workdir(here)
+
+
+def test_data_that_has_changed(settings):
+    check_data(settings, DIGESTS)
+    with pytest.raises(InputError, match=r"^b.txt: changed since the run in .* began; expected"):
+        check_data(settings, {**DIGESTS, "b.txt": "other"})
+    (settings.workdir / "data.json").unlink()
+    check_data(settings, {"a.txt": "other"})  # of a run that has not begun
 
 
 def change(**values):

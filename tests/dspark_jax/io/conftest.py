@@ -1,6 +1,7 @@
 """Folders of a small target and its drafters, and what the tests do with them."""
 
 import dataclasses
+import json
 import shutil
 
 import jax
@@ -110,6 +111,12 @@ def target_folder(saved, tmp_path):
 @pytest.fixture
 def draft_folder(saved, tmp_path):
     return shutil.copytree(saved / "vanilla", tmp_path / "draft")
+
+
+def edit_config(folder, *, drop=(), **changes):
+    path = folder / "config.json"
+    values = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({k: v for k, v in values.items() if k not in drop}))
 
 
 def edit_tensors(folder, change):

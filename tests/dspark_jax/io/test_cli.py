@@ -97,6 +97,7 @@ def raising(error):
             "error: f.txt: No space left\n",
         ),
         (raising(OSError("saving\nfailed")), 1, "error: saving failed\n"),
+        (raising(KeyboardInterrupt()), 130, "interrupted\n"),
     ],
 )
 def test_exit_codes(capsys, main, code, expected):

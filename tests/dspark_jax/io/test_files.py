@@ -19,11 +19,11 @@ def test_no_folder(load, tmp_path):
 @LOADERS
 def test_a_file_is_no_folder(load, tmp_path):
     (tmp_path / "file").write_text("")
-    assert "no such folder" in refused(load, tmp_path / "file")
+    assert "a file, expected a folder" in refused(load, tmp_path / "file")
 
 
 @LOADERS
-@pytest.mark.parametrize("text", ["{", "", "[1]", "null", '{"a": 1,}'])
+@pytest.mark.parametrize("text", ["{", "", "[1]", "null", '{"a": 1,}', "9" * 5000, "[" * 10**5])
 def test_malformed_config(load, tmp_path, text):
     (tmp_path / "config.json").write_text(text)
     assert "JSON" in refused(load, tmp_path)

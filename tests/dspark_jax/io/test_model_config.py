@@ -7,13 +7,7 @@ import pytest
 
 from dspark_jax.config import Rope
 from dspark_jax.io import hf, model_config
-from tests.dspark_jax.io.conftest import LLAMA, LOADERS, TARGET, refused
-
-
-def edit_config(folder, *, drop=(), **changes):
-    path = folder / "config.json"
-    values = {**json.loads(path.read_text()), **changes}
-    path.write_text(json.dumps({k: v for k, v in values.items() if k not in drop}))
+from tests.dspark_jax.io.conftest import LLAMA, LOADERS, TARGET, edit_config, refused
 
 
 def test_drafter_config_has_the_target_in_it(saved):

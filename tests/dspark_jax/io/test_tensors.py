@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 
 import jax
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from dspark_jax.io import hf
-from tests.dspark_jax.io.conftest import LOADERS, edit_tensors, refused, same
+from tests.dspark_jax.io.conftest import LOADERS, edit_config, edit_tensors, refused, same
 
 
 def shard(folder, parts=3):
@@ -130,6 +131,18 @@ def test_wrong_shape(draft_folder, name, shape):
     edit_tensors(draft_folder, lambda t: {**t, name: np.zeros(shape, np.float32)})
     message = refused(hf.load_drafter, draft_folder)
     assert message.endswith(f"tensor {name} has shape {list(shape)}, expected {right}")
+
+
+def test_weights_of_another_head_are_refused(saved, tmp_path):
+    for kind in ("gated", "rnn"):
+        folder = shutil.copytree(saved / kind, tmp_path / kind)
+        edit_config(folder, markov_head_type="vanilla")
+        assert "expected a sequential head that has it" in refused(hf.load_drafter, folder)
+
+
+def test_ids_of_a_pruned_drafter_that_is_said_to_be_none(draft_folder):
+    edit_tensors(draft_folder, lambda t: {**t, "d2t": np.arange(4)})
+    assert "expected both" in refused(hf.load_drafter, draft_folder)
 
 
 def test_extra_tensors_are_named_once_and_ignored(draft_folder, saved, caplog):
