@@ -341,8 +341,7 @@ def test_an_interrupted_cache_goes_on(command, whole, tmp_path, monkeypatch, sha
     output, options = tmp_path / "cache", ("--storage", "float32", "--output", tmp_path / "cache")
     with monkeypatch.context() as patched:
         interrupted_at(patched, shard)
-        with pytest.raises(KeyboardInterrupt):
-            command(cache, *options)
+        assert command(cache, *options) == 130
     assert len(read_manifest(output).shards) == shard
     assert len(list(output.glob("*.tmp"))) == 1
     kept = {p.name: p.stat().st_mtime_ns for p in output.glob("*.array_record")}
