@@ -32,7 +32,8 @@ from dspark_jax.config import (
 )
 from dspark_jax.generation import Pair
 from dspark_jax.io import cli, files, hf, model_config
-from dspark_jax.io.model_config import TARGETS, architecture
+from dspark_jax.io.config_json import architecture
+from dspark_jax.io.model_config import TARGETS
 from dspark_jax.io.tensors import Tensors, open_tensors
 from dspark_jax.request import Request
 from dspark_jax.state import Models

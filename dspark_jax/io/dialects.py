@@ -41,7 +41,7 @@ def from_deepspec(
     """DeepSpec's config.json in another layout.
 
     Args:
-      config: of a DSpark drafter, as `model_config.drafter_json` makes it.
+      config: of a DSpark drafter, as `config_json.drafter_json` makes it.
       target_architecture: class of the target, as its own config.json has it.
       target_name: folder or repository id of the target, from where vLLM may load it.
     Raises:

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from dspark_jax.config import DraftingConfig, TargetConfig, require
 from dspark_jax.drafters.kinds import AnyDrafter, kind_of
-from dspark_jax.io import dialects, files, layouts, model_config
+from dspark_jax.io import config_json, dialects, files, layouts, model_config
 from dspark_jax.io.dialects import Layout
 from dspark_jax.io.gguf import GgufFile
 from dspark_jax.io.tensors import Place, Tensors, load_parameters, open_tensors, report_extra
@@ -123,7 +123,7 @@ def save_target(
 ) -> None:
     """Writes a target as a Hugging Face folder; `dtype` defaults to the parameters' own."""
     tensors = _cast(layouts.export(layouts.target_layout(config), params), dtype)
-    _write_folder(Path(path), model_config.target_json(config), tensors)
+    _write_folder(Path(path), config_json.target_json(config), tensors)
 
 
 def save_drafter(
@@ -164,7 +164,7 @@ def save_drafter(
         tensors["d2t"] = ids - np.arange(len(ids))
         tensors["t2d"] = np.isin(np.arange(config.vocab_size), ids)
     settings = dialects.from_deepspec(
-        model_config.drafter_json(config, target_config),
+        config_json.drafter_json(config, target_config),
         layout,
         target_architecture=model_config.TARGETS[target_config.model_type],
         target_name=target_name,
