@@ -26,12 +26,14 @@ for (const grid of document.querySelectorAll("table[role=grid]")) {
   const rows = [...grid.tBodies[0].rows].map((row) => [...row.querySelectorAll("td.mark")]);
   let current = rows.find((row) => row.length)?.[0];
   if (current) current.tabIndex = 0;
-  grid.addEventListener("focusin", (event) => {
-    const cell = cellOf(event);
-    if (!cell) return;
+  const enter = (cell) => {
     current.tabIndex = -1;
     cell.tabIndex = 0;
     current = cell;
+  };
+  grid.addEventListener("focusin", (event) => {
+    const cell = cellOf(event);
+    if (cell) enter(cell);
   });
   grid.addEventListener("keydown", (event) => {
     if (event.key === "Escape") return show(null);
@@ -48,6 +50,11 @@ for (const grid of document.querySelectorAll("table[role=grid]")) {
     }[event.key];
     if (!next) return;
     event.preventDefault();
-    next()?.focus();
+    const cell = next();
+    if (!cell) return;
+    // A window that is not in front hears of no focus until it is.
+    enter(cell);
+    cell.focus();
+    show(cell);
   });
 }

@@ -219,6 +219,10 @@ setTimeout(() => {  // when the page has scrolled
   document.body.dataset.seen = JSON.stringify(seen);
 }, 500);
 """
+DEAF = """
+for (const kind of ["focusin", "focusout"])
+  window.addEventListener(kind, (event) => event.stopImmediatePropagation(), { capture: true });
+"""
 
 
 @pytest.fixture(scope="module")
@@ -254,9 +258,12 @@ def test_a_browser_runs_our_script_and_no_other(browser):
     assert len(reached) == 2
 
 
-def test_a_browser_moves_by_keys(browser):
+@pytest.mark.parametrize("in_front", [True, False])
+def test_a_browser_moves_by_keys(browser, in_front):
+    """Also in a window that hears of no focus, since another is in front of it."""
+    script = PRESS if in_front else DEAF + PRESS
     text = re.sub(r"<meta http-equiv[^>]*>", "", render([TEXT], [], decode))
-    dom = Parsed(browser(text.replace("</body>", f"<script>{{{PRESS}}}</script></body>")))
+    dom = Parsed(browser(text.replace("</body>", f"<script>{{{script}}}</script></body>")))
     seen = dom.all("body")[0][0]["data-seen"]
     cells = ["1,2", "2,2", "2,4", "2,4", "2,1", "1,1", "1,1"]
     tip = " accepted draft; confidence 0.900, with those before it 0.900; token 1"
