@@ -110,7 +110,7 @@ def write_cache(settings: CacheSettings, stopped: list[int]) -> int:
     cfg = step_config(run, target_config, run.drafter_config(target_config))
     mesh = make_mesh(run)
     encoder = make_encoder(run.data, folder, target_config)
-    row = row_type(run, cfg, settings.storage)
+    row = row_type(run, cfg, len(cfg.drafter.target_layer_ids), settings.storage)
     held_out = held_out_batches(run, encoder)
     batches = make_batches(run, run.data.files, encoder)
     number = run.optimizer.steps if settings.batches is None else settings.batches

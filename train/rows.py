@@ -18,7 +18,14 @@ from dspark_jax.targets.dense import Hidden
 from train import data, documents, hosts, stored
 from train.data import Row
 from train.encoding import Encoder
-from train.manifest import HELD_OUT, TRAINING, StorageType, read_manifest, require_made_for
+from train.manifest import (
+    HELD_OUT,
+    TRAINING,
+    Manifest,
+    StorageType,
+    read_manifest,
+    require_made_for,
+)
 from train.settings import Settings
 from train.step import Batch, StepConfig
 from train.stored import StoredRows
@@ -134,12 +141,12 @@ def made_for(settings: Settings, cfg: StepConfig, folder: Path) -> dict[str, obj
     }
 
 
-def row_type(settings: Settings, cfg: StepConfig, storage: StorageType) -> np.dtype[Any]:
-    """How the rows of these settings are stored."""
+def row_type(settings: Settings, cfg: StepConfig, taps: int, storage: StorageType) -> np.dtype[Any]:
+    """How the rows of these settings are stored, with the states of so many tapped layers."""
     return stored.row_type(
         length=settings.data.max_length,
         width=cfg.target.hidden_size,
-        taps=len(cfg.drafter.target_layer_ids),
+        taps=taps,
         packed=settings.data.documents_per_row > 1,
         storage=storage,
     )
@@ -157,12 +164,12 @@ def _stored(
     here = made_for(settings, cfg, folder)
     if not settings.held_out_files:
         del here["held_out_files"]
-    require_made_for(
-        manifest.made_for, here, cache, expected="a cache of the same target, layers and data"
-    )
-    row = row_type(settings, cfg, manifest.storage)
+    taps, columns = _wanted_columns(manifest, cfg, cache)
+    here["target_layer_ids"] = taps
+    require_made_for(manifest.made_for, here, cache, expected="a cache of the same target and data")
+    row = row_type(settings, cfg, len(taps), manifest.storage)
     size, (part, parts) = settings.data.batch_size, share
-    rows = stored.open_rows(cache, manifest, TRAINING, row)
+    rows = stored.open_rows(cache, manifest, TRAINING, row, columns)
     require(len(rows) > 0, f"{cache}: no rows in it, expected some to train on")
     batches = stored.make_batches(
         rows, batch_size=size, seed=settings.seed, part=part, parts=parts, finish=finish
@@ -176,8 +183,26 @@ def _stored(
         f"{cache}: {kept} held-out rows in it, expected those of evaluate_batches={number} batches"
         f" of {size}",
     )
-    held_out = stored.open_rows(cache, manifest, HELD_OUT, row)
+    held_out = stored.open_rows(cache, manifest, HELD_OUT, row, columns)
     return Rows(batches, _StoredBatches(held_out, size, number))
+
+
+def _wanted_columns(
+    manifest: Manifest, cfg: StepConfig, cache: Path
+) -> tuple[list[int], np.ndarray | None]:
+    """The layers that a cache has, and where those of the drafter lie among them; None: all."""
+    wanted, there = list(cfg.drafter.target_layer_ids), manifest.made_for.get("target_layer_ids")
+    require(
+        isinstance(there, list) and {*wanted} <= {*there},
+        f"{cache}: target_layer_ids is {there} there and {wanted} now; expected a cache that has"
+        " all of these layers",
+    )
+    assert isinstance(there, list)
+    if wanted == there:
+        return there, None
+    width = cfg.target.hidden_size
+    places = [there.index(layer) * width + np.arange(width) for layer in wanted]
+    return there, np.concatenate([np.zeros(0, int), *places])
 
 
 @dataclasses.dataclass(frozen=True)

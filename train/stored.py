@@ -94,6 +94,8 @@ class StoredRows:
     part: str
     row: np.dtype[Any]
     records: grain.sources.ArrayRecordDataSource
+    columns: np.ndarray | None = None
+    """Of `features`, those that are wanted; None: all of them."""
 
     def __len__(self) -> int:
         return len(self.records)
@@ -108,7 +110,12 @@ class StoredRows:
         require(len(data) == self.row.itemsize, f"{where} has {len(data)} bytes; {again}")
         found = np.frombuffer(data, self.row)[0]
         require(found["number"] == index, f"{where} is row {found['number']}; {again}")
-        return {name: found[name] for name in self.row.names or () if name != "number"}
+        row = {name: found[name] for name in self.row.names or () if name != "number"}
+        if self.columns is not None:
+            features = row.pop("features")
+            if len(self.columns):
+                row["features"] = features[:, self.columns]
+        return row
 
     def batch(self, number: int, size: int) -> Row:
         """Rows number * size .. (number + 1) * size - 1, stacked."""
@@ -116,8 +123,14 @@ class StoredRows:
         return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def open_rows(folder: Path, manifest: Manifest, part: str, row: np.dtype[Any]) -> StoredRows:
-    """The rows of a part of a cache.
+def open_rows(
+    folder: Path,
+    manifest: Manifest,
+    part: str,
+    row: np.dtype[Any],
+    columns: np.ndarray | None = None,
+) -> StoredRows:
+    """The rows of a part of a cache, with those columns of their features that are wanted.
 
     Raises:
       InputError: shards are not written yet, or not as they were written. Whole files are read only
@@ -145,7 +158,7 @@ def open_rows(folder: Path, manifest: Manifest, part: str, row: np.dtype[Any]) -
             f"{folder / name}: {reason}; the same train.cache command with --verify mends it",
         )
     paths = [f"{folder / name}[0:{len(span)}]" for name, span in names.items()]
-    return StoredRows(folder, part, row, grain.sources.ArrayRecordDataSource(paths))
+    return StoredRows(folder, part, row, grain.sources.ArrayRecordDataSource(paths), columns)
 
 
 def _records(path: Path) -> int:

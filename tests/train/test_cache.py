@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from dspark_jax.config import InputError
-from dspark_jax.io import cli, hf
+from dspark_jax.io import cli, hf, model_config
 from dspark_jax.targets import dense
 from train import cache as train_cache
 from train import data, manifest, stored
@@ -25,7 +25,9 @@ from train.data import open_documents
 from train.encoding import make_encoder
 from train.main import main as train
 from train.manifest import Manifest, read_manifest
+from train.prepare import make_mesh, step_config
 from train.presets import parse_arguments
+from train.rows import open_rows
 
 STEPS, BATCH, LENGTH, WIDTH, TAPS = 6, 4, 32, 32, (0, 2)
 SMALL = [
@@ -127,6 +129,15 @@ def open_part(given, folder, part):
     return stored.open_rows(folder, read_manifest(folder), part, row)
 
 
+def open_settings(given):
+    settings = settings_of(given)
+    folder = Path(settings.target)
+    config = model_config.load_target_config(folder)
+    cfg = step_config(settings, config, settings.drafter_config(config))
+    encoder = make_encoder(settings.data, folder, config)
+    return open_rows(settings, cfg, folder, encoder, make_mesh(settings))
+
+
 # --- What is stored --------------------------------------------------------------------------
 
 
@@ -211,6 +222,25 @@ def test_training_on_stored_states_is_training_online(
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     trained = [hf.load_drafter(folder / "drafter")[1] for folder in (tmp_path / "run", online)]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), *trained)
+
+
+def test_a_drafter_may_tap_some_of_the_layers(command, given, whole, tmp_path):
+    rows = open_part(given, whole, "training")
+    for taps, wanted in (((2,), np.s_[WIDTH:]), ((2, 0), np.r_[WIDTH : 2 * WIDTH, :WIDTH])):
+        options = ("--target-layer-ids", *map(str, taps), "--features", str(whole))
+        opened = open_settings([*given, *options])
+        for number, batch in enumerate(itertools.islice(opened.batches, 2)):
+            expected = rows.batch(number, BATCH)
+            found = batch.batch.hidden
+            np.testing.assert_array_equal(found.features, expected["features"][..., wanted])
+            np.testing.assert_array_equal(found.final, expected["final"])
+    options = ("--kind", "mtp", "--block-size", 1, "--target-layer-ids", "--markov-rank", 0)
+    options += ("--head", "none", "--no-confidence-head", "--no-confidence-with-markov")
+    options += ("--confidence-weight", 0)
+    assert command(train, *options, "--features", whole, "--workdir", tmp_path / "run") == 0
+    assert command(train, *options, "--workdir", tmp_path / "online") == 0
+    found, expected = losses(tmp_path / "run"), losses(tmp_path / "online")
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -520,7 +550,7 @@ def test_a_record_that_changed_is_found_when_it_is_read(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--target-layer-ids", 0, 1], "target_layer_ids is [0, 2] there and [0, 1] now"),
+        (["--target-layer-ids", 0, 1], "target_layer_ids is [0, 2] there and [0, 1] now; expected"),
         (["--max-length", 16], "max_length is 32 there and 16 now; expected a cache of the same"),
         (["--dtype", "bfloat16"], 'dtype is "float32" there and "bfloat16" now'),
         (["--documents-per-row", 1], "documents_per_row is 3 there and 1 now"),
