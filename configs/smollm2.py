@@ -22,9 +22,10 @@ SETTINGS = Settings(
     # expected accepted length was 1.24 from them, and 1.35 from random values.
     start="random",
     drafter=DrafterSettings(
-        # The LM head, which a draft needs whole, is as large as eight layers of the drafter: a few
-        # layers cost little, and what has a row for each token costs more.
+        # The whole LM head is as large as eight layers of the drafter, and would be most of what a
+        # draft costs.
         num_layers=3,
+        draft_vocab_size=8_192,
         block_size=5,
         head="vanilla",
         markov_rank=64,
@@ -33,11 +34,11 @@ SETTINGS = Settings(
         # <empty_output>: its embedding equals, but for quantisation, those of ten other tokens for
         # parts of notebooks and issues. None was ever trained: the target emits none of them.
         mask_token_id=16,
-        num_anchors=64,
+        num_anchors=32,
     ),
-    data=DataSettings(files=(), max_length=512, batch_size=16),
+    data=DataSettings(files=(), max_length=512, batch_size=8),
     loss=LossConfig(ce_weight=0.1, tv_weight=0.9, confidence_weight=1.0, loss_decay=4.0),
     optimizer=OptimizerSettings(algorithm="muon", steps=2_000, learning_rate=6e-3),
-    # 64 anchors of 4 sequences are 1,280 slots; a fourth of their logits at a time are 63 MB.
-    compute=ComputeSettings(anchor_chunk=16, microbatches=4),
+    # 16 anchors of 4 sequences are 320 slots: the logits of the target for them are 63 MB.
+    compute=ComputeSettings(anchor_chunk=16, microbatches=2),
 )

@@ -12,6 +12,7 @@ SETTINGS = dataclasses.replace(
         tiny_eagle3.SETTINGS.drafter,
         target_layer_ids=smollm2.SETTINGS.drafter.target_layer_ids,
         num_anchors=smollm2.SETTINGS.drafter.num_anchors,
+        draft_vocab_size=smollm2.SETTINGS.drafter.draft_vocab_size,
     ),
     loss=tiny_eagle3.SETTINGS.loss,
 )

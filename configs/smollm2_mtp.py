@@ -10,7 +10,9 @@ SETTINGS = dataclasses.replace(
     workdir=Path("runs/smollm2_mtp"),
     # As many tokens to learn from as with blocks of five.
     drafter=dataclasses.replace(
-        tiny_mtp.SETTINGS.drafter, num_anchors=5 * smollm2.SETTINGS.drafter.num_anchors
+        tiny_mtp.SETTINGS.drafter,
+        num_anchors=5 * smollm2.SETTINGS.drafter.num_anchors,
+        draft_vocab_size=smollm2.SETTINGS.drafter.draft_vocab_size,
     ),
     loss=tiny_mtp.SETTINGS.loss,
     compute=dataclasses.replace(smollm2.SETTINGS.compute, anchor_chunk=80),

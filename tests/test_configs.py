@@ -1,5 +1,6 @@
 """Presets: each loads, and fits the target it names."""
 
+import dataclasses
 import functools
 import importlib
 import pkgutil
@@ -86,6 +87,8 @@ def state_of_a_step(settings, target):
     """A whole training step at the sizes of the real target, lowered without its weights."""
     mesh = sharding.make_mesh(1)
     cfg = step_config(settings, target, settings.drafter.config(target))
+    if settings.drafter.draft_vocab_size is not None:
+        cfg = dataclasses.replace(cfg, draft_ids=tuple(range(settings.drafter.draft_vocab_size)))
     shape = (settings.data.batch_size, settings.data.max_length)
     batch = Batch(jax.ShapeDtypeStruct(shape, jnp.int32), jax.ShapeDtypeStruct(shape, bool))
     stack = functools.partial(dense.stack_layers, cfg=target)
@@ -143,5 +146,5 @@ def test_smollm2_lowers():
     state = state_of_a_step(settings, target)
     assert state.params.head.w1.shape == (49_152, 64)
     layer = 576 * (9 + 2 * 3) * 64 + 576 * 576 + 3 * 576 * 1536 + 2 * 576 + 2 * 64
-    heads = 2 * 49_152 * 64 + 576 + 64 + 1
+    heads = (49_152 + 8_192) * 64 + 576 + 64 + 1
     assert params.count(state.params) == 5 * 576 * 576 + 3 * layer + 2 * 576 + heads

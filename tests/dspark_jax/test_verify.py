@@ -60,15 +60,15 @@ class Round:
 
     def __init__(self, models, setting, rng):
         self.drafter = as_float64(models.drafter)
-        self.setting = setting
-        self.base, self.hidden = rng.normal(size=(K, V)), rng.normal(size=(K, 16))
+        self.setting, self.size = setting, models.drafter_config.block_size
+        self.base, self.hidden = rng.normal(size=(self.size, V)), rng.normal(size=(self.size, 16))
         # A confident first slot, so that a threshold can tell second slots apart.
         weight = np.asarray(self.drafter.confidence.weight)[:16]
         self.hidden[0] += 8 * weight / (weight @ weight)
         self.anchor = 1
-        self.drafts = np.array(list(itertools.product(range(V), repeat=K)))  # [V^K, K]
+        self.drafts = np.array(list(itertools.product(range(V), repeat=self.size)))  # [V^K, K]
         # The target: any table of next-token logits by what was drafted so far.
-        self.tables = [2 * rng.normal(size=(V,) * (k + 1)) for k in range(K + 1)]
+        self.tables = [2 * rng.normal(size=(V,) * (k + 1)) for k in range(self.size + 1)]
         self.p = [self.warp(t) for t in self.tables]
         self.draft, self.q = self.force_drafts()
 
@@ -94,7 +94,7 @@ class Round:
         """The draft of each row, and its probability (0 where a token has none)."""
         noise = np.zeros(self.drafts.shape)
         rows = np.arange(len(self.drafts))
-        for k in range(K):
+        for k in range(self.size):
             probs = np.asarray(self.propose(noise).probs)[:, k]
             own = probs[rows, self.drafts[:, k]]
             noise[:, k] = np.cumsum(probs, axis=1)[rows, self.drafts[:, k]] - own / 2
@@ -105,7 +105,7 @@ class Round:
         return draft, q
 
     def output(self, lengths):
-        """Joint distribution [V, V, V] of the next K + 1 tokens, the target completing them."""
+        """Joint distribution [V, .., V] of the next K + 1 tokens, the target completing them."""
         rows = np.arange(len(self.drafts))
         tokens = np.column_stack([np.full(len(rows), self.anchor), self.draft.tokens])
         flat = pack(
@@ -113,28 +113,28 @@ class Round:
         )
         x = np.asarray(self.draft.tokens).T
         judges = [np.broadcast_to(self.tables[0], (len(rows), V))]
-        judges += [self.tables[k][tuple(x[:k])] for k in range(1, K + 1)]
+        judges += [self.tables[k][tuple(x[:k])] for k in range(1, self.size + 1)]
         logits = jnp.asarray(np.stack(judges, axis=1).reshape(-1, V))
 
         sampling = settings(len(rows), *self.setting)
         chances, below, happens = map(np.asarray, bisect(logits, flat, self.draft, sampling))
         token = np.diff(below, axis=1, prepend=0, append=1)  # [K + 1, V, rows]
-        joint = np.zeros((V,) * (K + 1))
-        for k in range(K + 1):  # k accepted drafts
+        joint = np.zeros((V,) * (self.size + 1))
+        for k in range(self.size + 1):  # k accepted drafts
             weight = self.q * np.prod(chances[:k], axis=0)
-            weight = weight * (1 - chances[k] if k < K else 1)
+            weight = weight * (1 - chances[k] if k < self.size else 1)
             assert (weight[~happens[k]] < 1e-12).all()
             for r, v in itertools.product(np.flatnonzero(happens[k]), range(V)):
                 prefix = (*self.drafts[r, :k], v)
                 rest = np.ones(())
-                for known in range(len(prefix), K + 1):
+                for known in range(len(prefix), self.size + 1):
                     rest = rest[..., None] * self.p[known][prefix]
                 joint[prefix] += weight[r] * token[k, v, r] * rest
         return joint
 
     def target(self):
         joint = self.p[0]
-        for k in range(1, K + 1):
+        for k in range(1, self.size + 1):
             joint = joint[..., None] * self.p[k]
         return joint
 
@@ -148,16 +148,17 @@ def bisect(logits, flat, draft, sampling):
       [K + 1, V - 1, rows] chance that the token behind k accepted drafts is at most v;
       [K + 1, rows] whether k drafts can be all that is accepted.
     """
-    rows, slots = len(flat.offset), np.arange(K)
-    decisions = [(k, -1) for k in range(K)]
-    tokens = [(k, v) for k in range(K + 1) for v in range(V - 1)]
+    size = draft.tokens.shape[1]
+    rows, slots = len(flat.offset), np.arange(size)
+    decisions = [(k, -1) for k in range(size)]
+    tokens = [(k, v) for k in range(size + 1) for v in range(V - 1)]
     k, v = np.array(decisions + tokens).T[:, :, None]  # [questions, 1] each
 
     def ask(u):
         at = jnp.where(v < 0, u, ALMOST_ONE)  # drafts before k are accepted, k by u or not
         accept = jnp.where(slots == k[..., None], at[..., None], 0.0)
         last = jnp.where(v < 0, 0.0, u)
-        noise = jnp.full((len(k), 3, rows, K), jnp.nan).at[:, ACCEPT].set(accept)
+        noise = jnp.full((len(k), 3, rows, size), jnp.nan).at[:, ACCEPT].set(accept)
         noise = noise.at[:, RESIDUAL].set(jnp.broadcast_to(last[..., None], accept.shape))
         judge = lambda noise: verify_sampled(logits, flat, draft, sampling, noise)  # noqa: E731
         out = jax.vmap(judge)(noise)
@@ -171,8 +172,8 @@ def bisect(logits, flat, draft, sampling):
 
     start = jnp.zeros((len(k), rows)), jnp.ones((len(k), rows))
     low, _ = jax.lax.fori_loop(0, 45, halve, start)
-    happens = ask(start[0])[1][K :: V - 1] == np.arange(K + 1)[:, None]
-    return low[:K], low[K:].reshape(K + 1, V - 1, rows), happens
+    happens = ask(start[0])[1][size :: V - 1] == np.arange(size + 1)[:, None]
+    return low[:size], low[size:].reshape(size + 1, V - 1, rows), happens
 
 
 @pytest.mark.parametrize("setting", [(1.0,), (2.0, 2, 0.97, 0.02)], ids=["plain", "warped"])

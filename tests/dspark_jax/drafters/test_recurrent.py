@@ -361,6 +361,21 @@ class RecurrentRound(Round):
 
 
 @pytest.mark.parametrize("setting", [(1.0,), (2.0, 2, 0.97, 0.02)], ids=["plain", "warped"])
+def test_one_round_of_mtp_has_the_distribution_of_the_target(tiny_pair, setting):
+    models = make_models(tiny_pair, "mtp", vocab=WORDS)
+    with jax.enable_x64(True):
+        round_ = RecurrentRound(models, setting, np.random.default_rng(1))
+        assert (round_.q > 0).sum() >= 2
+        expected = round_.target()
+        for length in range(2):
+            error = np.abs(round_.output(np.full(WORDS, length)) - expected).max()
+            assert error < 1e-9, f"verified length {length}"
+        # Lengths that have seen x_1 itself: the enumeration finds that out.
+        lengths = (round_.drafts[:, 0] == np.argmax(round_.q)).astype(int)
+        assert np.abs(round_.output(lengths) - expected).max() > 1e-3
+
+
+@pytest.mark.parametrize("setting", [(1.0,), (2.0, 2, 0.97, 0.02)], ids=["plain", "warped"])
 def test_one_round_has_the_distribution_of_the_target(tiny_pair, setting):
     models = make_models(tiny_pair, "eagle3", vocab=WORDS, block_size=DRAFTS)
     with jax.enable_x64(True):
