@@ -94,6 +94,7 @@ def test_a_slot_used_again_by_a_shorter_prompt(tiny_pair):
     assert after.token_ids == decoded(models, [short], cfg, shape=shape)[0].token_ids
 
 
+@pytest.mark.slow
 def test_a_block_may_pass_the_end_of_the_limit_but_not_of_the_cache(tiny_pair):
     """The smallest cache that `plan` allows: the last block ends where it does."""
     models = tiny_pair("vanilla")

@@ -242,7 +242,7 @@ def test_confidence_loss_is_finite_for_extreme_logits():
 @pytest.mark.parametrize(
     "head",
     [
-        "none",
+        pytest.param("none", marks=pytest.mark.slow),
         "vanilla",
         pytest.param("gated", marks=pytest.mark.slow),
         pytest.param("rnn", marks=pytest.mark.slow),
@@ -370,6 +370,7 @@ def test_teacher_is_the_final_state_one_place_before_the_label(case):
     assert changed == [False, False, True, False]
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_anchors(case):
     def temporaries(num_anchors: int) -> int:
         def loss(params, rest):
@@ -390,6 +391,7 @@ def test_memory_does_not_grow_with_the_number_of_anchors(case):
     assert many - few < 32 * blocks  # a few numbers an anchor; a block's logits alone are 976 bytes
 
 
+@pytest.mark.slow
 def test_reduced_precision_keeps_losses_in_float32(case):
     (value, _), _ = case.run()
     (low, _), grads = case.run(

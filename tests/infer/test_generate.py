@@ -226,6 +226,7 @@ def test_samples_of_a_prompt(command):
     assert "1 of 4 prompts could not be decoded" in command.err
 
 
+@pytest.mark.slow
 def test_goes_on_between_samples(command):
     hot = {"temperature": 3.0}
     command.write([{"prompt": "!", **hot}, {"prompt": ""}, {"prompt": "a", "n": 2, **hot}])
@@ -319,6 +320,7 @@ def test_through_slots_every_row_gets_what_it_gets_alone(command):
     assert [x["accepted_lengths"] for x in found] == [c.accepted_lengths for c in alone]
 
 
+@pytest.mark.slow
 def test_thousands_of_prompts_in_order(command):
     lasts = [string.ascii_lowercase[n % 25] for n in range(2000)]
     command.write([{"token_ids": [IDS[last]]} for last in lasts])
