@@ -17,6 +17,8 @@ from dspark_jax.config import require
 Layout = Literal["deepspec", "speculators", "sglang"]
 
 QWEN3, QWEN3_DRAFTER = "qwen3", "Qwen3DSparkModel"
+QWEN3_VERIFIERS = ("Qwen3ForCausalLM", "LlamaForCausalLM")
+"""Targets whose drafters have layers of Qwen3."""
 
 HEAD_KEYS = (
     "markov_rank",
@@ -126,6 +128,7 @@ def _from_speculators(values: dict[str, Any], where: str) -> dict[str, Any]:
         found in (None, width),
         f"{where}: target_hidden_size={found!r}, expected {width}, as of the layers",
     )
+    _check_proposals(values, layers, f"{where}: speculators_config")
     drafted = values.get("draft_vocab_size")
     pruned = drafted not in (None, layers.get("vocab_size"))
     taps = values.get("aux_hidden_state_layer_ids", [])
@@ -140,6 +143,51 @@ def _from_speculators(values: dict[str, Any], where: str) -> dict[str, Any]:
         "target_layer_ids": [i - 1 for i in taps],
         **({"draft_vocab_size": drafted} if pruned else {}),
     }
+
+
+def _check_proposals(values: dict[str, Any], layers: dict[str, Any], where: str) -> None:
+    """Raises `InputError` where `speculators_config`, if it is there, contradicts the rest.
+
+    It may propose fewer tokens than a block has.
+    """
+    said = values.get("speculators_config")
+    if said is None:
+        return
+    require(isinstance(said, dict), f"{where}={said!r}, expected dict")
+    algorithm = said.get("algorithm", "dspark")
+    require(algorithm == "dspark", f"{where}: algorithm={algorithm!r}, expected 'dspark'")
+    methods, verifier = said.get("proposal_methods", []), said.get("verifier", {})
+    require(
+        isinstance(methods, list) and all(isinstance(m, dict) for m in methods),
+        f"{where}: proposal_methods={methods!r}, expected a list of dicts",
+    )
+    kinds = [m.get("proposal_type") for m in methods]
+    default = said.get("default_proposal_method")
+    require(
+        default is None or default in kinds,
+        f"{where}: default_proposal_method={default!r}, expected one of the proposal_methods,"
+        f" {kinds}",
+    )
+    size = values.get("block_size")
+    for tokens in (m.get("speculative_tokens", size) for m in methods):
+        require(
+            type(size) is not int or (type(tokens) is int and 1 <= tokens <= size),
+            f"{where}: speculative_tokens={tokens!r}, expected a number in 1..{size}, as of"
+            " block_size",
+        )
+    require(isinstance(verifier, dict), f"{where}: verifier={verifier!r}, expected dict")
+    names = verifier.get("architectures") or [QWEN3_VERIFIERS[0]]
+    require(
+        isinstance(names, list) and all(name in QWEN3_VERIFIERS for name in names),
+        f"{where}: verifier: architectures={names!r}, expected {' or '.join(QWEN3_VERIFIERS)}, as"
+        f" the layers are of {QWEN3!r}",
+    )
+    for name in ("hidden_size", "vocab_size"):
+        width, found = layers.get(name), verifier.get(name)
+        require(
+            found in (None, width),
+            f"{where}: verifier: {name}={found!r}, expected {width}, as of the layers",
+        )
 
 
 def _from_sglang(values: dict[str, Any], where: str) -> dict[str, Any]:

@@ -201,3 +201,42 @@ def test_wrong_folders(folders, tmp_path, layout, changes, said):
     folder = shutil.copytree(folders("vanilla", layout), tmp_path / "draft")
     (folder / "config.json").write_text(json.dumps({**config(folder), **changes}))
     assert said in refused(hf.load_drafter, folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"algorithm": "eagle3"}, "speculators_config: algorithm='eagle3', expected 'dspark'"),
+        ({"proposal_methods": {}}, "proposal_methods={}, expected a list of dicts"),
+        ({"default_proposal_method": "tree"}, "='tree', expected one of the proposal_methods, ['"),
+        ({"proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 5}]},
+         "speculative_tokens=5, expected a number in 1..4, as of block_size"),
+        ({"proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": "4"}]},
+         "speculative_tokens='4', expected a number in 1..4"),
+        ({"verifier": "org/target"}, "verifier='org/target', expected dict"),
+        ({"verifier": {"architectures": ["Gemma4ForCausalLM"]}},
+         "verifier: architectures=['Gemma4ForCausalLM'], expected Qwen3ForCausalLM or Llama"),
+        ({"verifier": {"hidden_size": 16}}, "hidden_size=16, expected 12, as of the layers"),
+    ],
+)  # fmt: skip
+def test_speculators_config_contradicts_the_rest(folders, tmp_path, changes, said):
+    folder = shutil.copytree(folders("vanilla", "speculators"), tmp_path / "draft")
+    values = config(folder)
+    values["speculators_config"] |= changes
+    (folder / "config.json").write_text(json.dumps(values))
+    assert said in refused(hf.load_drafter, folder)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        None,
+        {},
+        {"proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}]},
+        {"verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": None}},
+    ],
+)
+def test_speculators_config_that_says_less(folders, tmp_path, said):
+    folder = shutil.copytree(folders("vanilla", "speculators"), tmp_path / "draft")
+    (folder / "config.json").write_text(json.dumps({**config(folder), "speculators_config": said}))
+    assert hf.load_drafter(folder)[0] == DRAFTS["vanilla"]
