@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +96,10 @@ class _Fields:
 
         Those of one kind of `layers`, where these have their own.
         """
-        values = self.get("rope_parameters", dict, {}) or {
-            "rope_theta": self.values.get("rope_theta", 10_000.0),
-            **self.get("rope_scaling", dict, {}),
-        }
+        values = self.get("rope_parameters", dict, {}) or self.get("rope_scaling", dict, {})
+        beside = self.values.get("rope_theta")
+        if beside is not None:
+            values = {"rope_theta": self._above_zero("rope_theta", beside), **values}
         if layers is not None:
             where = f"{self.path}: rope_parameters"
             require(isinstance(values.get(layers), dict), f"{where}: {layers} is missing in it")
@@ -116,13 +117,23 @@ class _Fields:
             "original_max_position_embeddings": "original_max_position",
             "partial_rotary_factor": "rotated_part",
         }
-        given = {ours: values[theirs] for theirs, ours in names.items() if theirs in values}
-        for name, value in given.items():
-            require(
-                isinstance(value, int | float) and value > 0,
-                f"{self.path}: rope {name}={value!r}, expected a number above 0",
-            )
+        given = {
+            ours: self._above_zero(theirs, values[theirs])
+            for theirs, ours in names.items()
+            if theirs in values
+        }
         return Rope(scaling=kind, **given)
+
+    def _above_zero(self, name: str, value: Any) -> float:
+        require(
+            type(value) in (int, float) and 0 < value < math.inf,
+            f"{self.path}: {name}={value!r}, expected a number above 0",
+        )
+        return value
+
+    def _norm_eps(self) -> float:
+        value = self.get("rms_norm_eps", (float, int), 1e-6)
+        return float(self._above_zero("rms_norm_eps", value))
 
     def expect(self, supported: dict[str, Any]) -> None:
         for name, wanted in supported.items():
@@ -148,7 +159,7 @@ class _Fields:
             "num_heads": self.get("num_attention_heads", int),
             "num_kv_heads": heads,
             "head_dim": self.get("global_head_dim", int),
-            "norm_eps": float(self.get("rms_norm_eps", (float, int), 1e-6)),
+            "norm_eps": self._norm_eps(),
             "rope": self.rope(FULL),
             "key_is_value": shared,
         }
@@ -182,7 +193,7 @@ class _Fields:
             "num_heads": num_heads,
             "num_kv_heads": self.get("num_key_value_heads", int, num_heads),
             "head_dim": self.get("head_dim", int, width // max(1, num_heads)),
-            "norm_eps": float(self.get("rms_norm_eps", (float, int), 1e-6)),
+            "norm_eps": self._norm_eps(),
             "rope": self.rope(),
         }
 
@@ -195,11 +206,15 @@ class _Fields:
 
 def _stop_token_ids(folder: Path, fields: _Fields) -> tuple[int, ...]:
     """End-of-sequence ids: generation_config.json says more than config.json."""
-    path = folder / "generation_config.json"
+    path, size = folder / "generation_config.json", fields.get("vocab_size", int)
     found = read_json(path).get("eos_token_id") if path.exists() else None
-    found = fields.values.get("eos_token_id") if found is None else found
+    if found is None:
+        path, found = fields.path, fields.values.get("eos_token_id")
     ids = found if isinstance(found, list) else [] if found is None else [found]
-    require(all(isinstance(i, int) for i in ids), f"{folder}: eos_token_id={found!r}, expected ids")
+    require(
+        all(type(i) is int and 0 <= i < size for i in ids),
+        f"{path}: eos_token_id={found!r}, expected an id in 0..{size - 1} or a list of them",
+    )
     return tuple(ids)
 
 
@@ -217,10 +232,12 @@ def load_target_config(folder: Path) -> TargetConfig:
         f"{fields.path}: architecture {said[1]!r} (model_type {said[0]!r}) is not"
         f" known, expected one of {', '.join(name for _, name in KNOWN_TARGETS)}",
     )
-    kind, stops = KNOWN_TARGETS[said], _stop_token_ids(folder, fields)
-    gemma = {}
+    kind, gemma = KNOWN_TARGETS[said], {}
     if kind == "gemma4":
+        stop = fields.values.get("eos_token_id")  # also that of the end of a turn
         fields.values |= fields.get("text_config", dict, {})
+        if stop is not None:
+            fields.values["eos_token_id"] = stop
         if fields.values.get("use_bidirectional_attention") is not None:
             fields.expect({"use_bidirectional_attention": "vision"})  # which is not that of text
         softcap = fields.get("final_logit_softcapping", (float, int), None)
@@ -231,7 +248,7 @@ def load_target_config(folder: Path) -> TargetConfig:
         **gemma,
         tie_embeddings=fields.get("tie_word_embeddings", bool, kind == "gemma4"),
         max_position=fields.get("max_position_embeddings", int, 4096),
-        stop_token_ids=stops,
+        stop_token_ids=_stop_token_ids(folder, fields),
     )
 
 

@@ -1,6 +1,7 @@
 """config.json: what is read from one, what is written, and a line for what is wrong."""
 
 import json
+import math
 import shutil
 
 import pytest
@@ -24,6 +25,13 @@ def test_drafter_config_has_the_target_in_it(saved):
     assert dflash["markov_rank"] == 0
     assert "markov_head_type" not in dflash
     assert "confidence_head_with_markov" not in dflash
+
+
+def test_theta_beside_the_other_parameters_of_rope(target_folder):
+    edit_config(target_folder, rope_parameters={"rope_type": "default"}, rope_theta=7.0)
+    assert model_config.load_target_config(target_folder).rope == Rope(theta=7.0)
+    edit_config(target_folder, rope_parameters={"rope_theta": 8.0})
+    assert model_config.load_target_config(target_folder).rope == Rope(theta=8.0)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +62,9 @@ def test_stop_tokens(target_folder):
     assert model_config.load_target_config(target_folder).stop_token_ids == (3,)
     (target_folder / "generation_config.json").write_text('{"eos_token_id": [4, 5]}')
     assert model_config.load_target_config(target_folder).stop_token_ids == (4, 5)
+    (target_folder / "generation_config.json").write_text('{"eos_token_id": 20}')
+    message = refused(hf.load_target, target_folder)
+    assert "generation_config.json: eos_token_id=20, expected an id in 0..19" in message
     edit_config(target_folder, drop=["eos_token_id"])
     (target_folder / "generation_config.json").unlink()
     assert model_config.load_target_config(target_folder).stop_token_ids == ()
@@ -113,12 +124,22 @@ def test_unknown_drafter_architecture(draft_folder, target_folder):
             {"rope_parameters": {"rope_type": "yarn"}},
             "rope type 'yarn', expected default, llama3",
         ),
-        ({"rope_parameters": {"rope_theta": 0}}, "rope theta=0, expected a number above 0"),
+        ({"rope_parameters": {"rope_theta": 0}}, "rope_theta=0, expected a number above 0"),
+        ({"rope_theta": -1.0}, "rope_theta=-1.0, expected a number above 0"),
+        ({"rope_theta": "1e4"}, "rope_theta='1e4', expected a number above 0"),
+        ({"rope_parameters": {"rope_theta": math.inf}}, "rope_theta=inf, expected a number above"),
         ({"rope_parameters": [1]}, "rope_parameters=[1], expected dict"),
         ({"rope_parameters": None, "rope_scaling": "x"}, "rope_scaling='x', expected dict"),
-        ({"eos_token_id": ["a"]}, "eos_token_id=['a'], expected ids"),
+        ({"eos_token_id": ["a"]}, "config.json: eos_token_id=['a'], expected an id in 0..19 or a"),
+        ({"eos_token_id": 1.0}, "eos_token_id=1.0, expected an id"),
+        ({"eos_token_id": True}, "eos_token_id=True, expected an id"),
+        ({"eos_token_id": [1, 20]}, "eos_token_id=[1, 20], expected an id in 0..19 or a list"),
+        ({"eos_token_id": -1}, "eos_token_id=-1, expected an id in 0..19"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings='no', expected bool"),
         ({"rms_norm_eps": "x"}, "rms_norm_eps='x', expected float or int"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps=0, expected a number above 0"),
+        ({"rms_norm_eps": -1e-6}, "rms_norm_eps=-1e-06, expected a number above 0"),
+        ({"rms_norm_eps": math.nan}, "rms_norm_eps=nan, expected a number above 0"),
     ],
 )
 def test_bad_target_config(target_folder, changes, said):
@@ -154,6 +175,15 @@ def test_bad_gemma4_config(saved, tmp_path, changes, said):
     assert said in refused(hf.load_target, folder)
 
 
+def test_stop_tokens_of_a_nested_gemma4(saved, tmp_path):
+    """What the whole model says goes before what its text model says."""
+    folder = shutil.copytree(saved / "gemma4_target", tmp_path / "target")
+    edit_config(folder, eos_token_id=[1, 4], text_config={"eos_token_id": 1})
+    assert model_config.load_target_config(folder).stop_token_ids == (1, 4)
+    edit_config(folder, drop=["eos_token_id"])
+    assert model_config.load_target_config(folder).stop_token_ids == (1,)
+
+
 def test_gemma4_drafters_have_full_layers_alone(saved, tmp_path):
     folder = shutil.copytree(saved / "gemma4", tmp_path / "draft")
     values = json.loads((folder / "config.json").read_text())
@@ -187,6 +217,8 @@ def test_gemma4_drafters_have_full_layers_alone(saved, tmp_path):
         ({"mask_token_id": None}, "mask_token_id is missing"),
         ({"num_anchors": 0}, "num_anchors=0"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps=-1, expected a number above 0"),
+        ({"rope_theta": 0}, "rope_theta=0, expected a number above 0"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "is not supported in a drafter"),
     ],
 )
