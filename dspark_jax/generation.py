@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import reprlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,7 @@ def generate(
       InputError: a prompt or setting that cannot be decoded, with its number.
     """
     requests = _requests(pair, prompts, settings)
+    require(slots >= 1, f"slots={slots}: expected a whole number above 0")
     cfg = decode_config(
         pair.models,
         requests,
@@ -208,9 +210,19 @@ def _requests(
 
 
 def fit(request: Request, cfg: TargetConfig) -> Request:
-    """The request, checked, with its limit cut to the positions that the target holds."""
+    """The request, checked, with its limit cut to the positions that the target holds.
+
+    Token ids that came as an array are a list afterwards.
+    """
+    given = request.token_ids
+    ids = given.tolist() if isinstance(given, np.ndarray | jax.Array) else list(given)
+    require(
+        all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in ids),
+        f"token_ids={reprlib.repr(ids)}: expected whole numbers",
+    )
+    request = dataclasses.replace(request, token_ids=ids)
     request.check(vocab_size=cfg.vocab_size, max_position=cfg.max_position)
-    room = cfg.max_position - len(request.token_ids)
+    room = cfg.max_position - len(ids)
     return dataclasses.replace(request, max_new_tokens=min(request.max_new_tokens, room))
 
 

@@ -7,6 +7,8 @@ import reprlib
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
+
 from dspark_jax.config import require
 
 
@@ -14,7 +16,7 @@ from dspark_jax.config import require
 class Request:
     """One prompt and how to continue it. Temperature 0 is greedy."""
 
-    token_ids: Sequence[int]
+    token_ids: Sequence[int] | np.ndarray
     max_new_tokens: int = 256
     temperature: float = 0.0
     top_k: int = 0

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -99,6 +100,22 @@ def test_stop_token_ends_a_row(pair):
 
 
 def test_same_seed_same_text_and_streams_differ(pair):
+def test_token_ids_in_arrays(pair):
+    """Also of two requests in a row, which are compared with each other."""
+    ids = [0, 1, 2]
+    arrays = [
+        np.array(ids),
+        np.array(ids, np.uint8),
+        jnp.array(ids),
+        tuple(ids),
+        list(np.array(ids)),
+    ]
+    requests = [Request(each, max_new_tokens=12) for each in (ids, *arrays)]
+    found = generation.generate(pair, requests)
+    assert {tuple(c.token_ids) for c in found} == {tuple(found[0].token_ids)}
+    assert found[0].token_ids == generation.generate(pair, ["abc"], max_new_tokens=12)[0].token_ids
+
+
     settings = {"max_new_tokens": 16, "temperature": 1.5}
     first = generation.generate(pair, ["abc", "abc"], seed=1, **settings)
     again = generation.generate(pair, ["abc", "abc"], seed=1, **settings)
@@ -133,6 +150,11 @@ def test_limit_is_cut_to_the_room_that_is_left(pair):
 def test_bad_requests_are_one_line_with_their_number(pair, request_, said):
     with pytest.raises(InputError, match="prompt 1: ") as error:
         generation.generate(pair, ["abc", request_])
+        (Request([1, 2.5]), "token_ids=[1, 2.5]: expected whole numbers"),
+        (Request([True]), "token_ids=[True]: expected whole numbers"),
+        (Request("ab"), "token_ids=['a', 'b']: expected whole numbers"),
+        (Request(np.ones((2, 2), int)), "token_ids=[[1, 1], [1, 1]]: expected whole numbers"),
+        (Request(np.ones(2)), "token_ids=[1.0, 1.0]: expected whole numbers"),
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -147,3 +169,5 @@ def test_policies_that_do_not_fit(pair, tiny_pair):
         generation.generate(pair, "abc")
     with pytest.raises(InputError, match="no prompts"):
         generation.generate(pair, [])
+    with pytest.raises(InputError, match="slots=0: expected a whole number above 0"):
+        generation.generate(pair, ["abc"], slots=0)
