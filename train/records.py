@@ -19,10 +19,10 @@ import json
 from typing import Any
 
 from dspark_jax.config import InputError, require
+from dspark_jax.io.tokenizer import check_role
 
 Message = dict[str, Any]
 
-ROLES = ("system", "user", "assistant", "tool")
 OTHER_NAMES = {
     "human": "user",
     "gpt": "assistant",
@@ -163,7 +163,7 @@ def _message(turn: Any, where: str) -> Message:
         f"{where}: expected the strings role and content (or from and value)",
     )
     role = OTHER_NAMES.get(role, role)
-    require(role in ROLES, f"{where}: role {role!r}: expected one of {', '.join(ROLES)}")
+    check_role(role, where)
     content = turn.get("content", turn.get("value"))
     message: Message = {"role": role}
     for name in EXTRAS:

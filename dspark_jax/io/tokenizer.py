@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]] | None
 
+ROLES = ("system", "user", "assistant", "tool")
+"""Who speaks in a chat."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
@@ -130,6 +133,12 @@ def _check_messages(messages: Messages) -> None:
             and all(isinstance(message.get(name), str) for name in ("role", "content")),
             f"messages[{number}]: expected an object with the strings role and content",
         )
+        check_role(message["role"], f"messages[{number}]")
+
+
+def check_role(role: str, where: str) -> None:
+    """Raises `InputError` for one that is not known: templates pass it on, or leave it out."""
+    require(role in ROLES, f"{where}: role {role!r}: expected one of {', '.join(ROLES)}")
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:

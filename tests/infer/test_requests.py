@@ -218,6 +218,10 @@ def test_the_limit_is_cut_to_the_room(pair):
         ({"prompt": "a", "n": True}, "n=True: expected a whole number in 1..65536"),
         ({"prompt": "a", "n": 2.0}, "n=2.0: expected a whole number in 1..65536"),
         ({"prompt": "a", "n": 10**9}, "n=1000000000: expected a whole number in 1..65536"),
+        (
+            {"messages": [{"role": "user", "content": "a"}, {"role": "usr", "content": "b"}]},
+            "messages[1]: role 'usr': expected one of system, user, assistant, tool",
+        ),
         ({"prompt": "a", "max_new_tokens": 0}, "max_new_tokens=0: expected a whole number above 0"),
     ],
 )
