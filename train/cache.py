@@ -28,7 +28,7 @@ from safetensors import SafetensorError
 from tqdm import tqdm
 
 from dspark_jax.config import require
-from dspark_jax.io import cli, model_config
+from dspark_jax.io import cli, files, model_config
 from dspark_jax.targets.dense import Hidden, Target
 from train import features, hosts
 from train.data import Row
@@ -167,7 +167,7 @@ def begin(folder: Path, wanted: Manifest, *, verify: bool) -> Manifest:
     Raises:
       InputError: the folder holds another cache, or something else.
     """
-    require(folder.is_dir() or not folder.exists(), f"{folder}: expected a folder")
+    files.require_room(folder)
     if not (folder / MANIFEST).exists():
         require(
             not folder.exists() or all(path.suffix == UNFINISHED for path in folder.iterdir()),

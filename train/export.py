@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from dspark_jax import params as parameters
 from dspark_jax.config import require
 from dspark_jax.drafters.kinds import kind_of
-from dspark_jax.io import cli, hf
+from dspark_jax.io import cli, files, hf
 from dspark_jax.io.dialects import Layout
 from dspark_jax.vocabulary import with_vocabulary
 from train import draft_tokens
@@ -61,6 +61,7 @@ def export(settings: ExportSettings) -> None:
         not output.exists() or (output.is_dir() and not any(output.iterdir())),
         f"{output}: expected a new or empty folder",
     )
+    files.require_room(output)
     run = read_workdir(settings.workdir)
     folder = settings.workdir / CHECKPOINTS
     step = _whole_step(folder, settings.step)

@@ -38,7 +38,7 @@ FREE = {
 def check_workdir(settings: Settings) -> None:
     """Raises `InputError` when the workdir holds a run with other settings, or something else."""
     folder, path = settings.workdir, settings.workdir / CONFIG
-    require(folder.is_dir() or not folder.exists(), f"{folder}: expected a folder")
+    files.require_room(folder)
     if not path.exists():
         held = folder / CHECKPOINTS
         require(not held.exists(), f"{held}: checkpoints without {path.name}: expected both")

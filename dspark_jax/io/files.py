@@ -32,6 +32,12 @@ def fault(error: Exception) -> str:
     return f"{error} is missing" if isinstance(error, KeyError) else str(error)
 
 
+def require_room(folder: Path) -> None:
+    """Raises `InputError` where no folder is or can be made, as a file is in its way."""
+    nearest = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    require(nearest.is_dir(), f"{folder}: expected a folder, {nearest} is a file")
+
+
 def write_whole(path: Path, content: str | bytes) -> None:
     """Writes a file, whole or not at all; a text as UTF-8."""
     temporary = path.with_name(path.name + ".tmp")

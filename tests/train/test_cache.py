@@ -606,8 +606,9 @@ def test_caches_that_cannot_be_written(command, whole, capsys, args, message):
 
 def test_folders_that_hold_something_else(command, tmp_path, capsys):
     (tmp_path / "file").write_text("text")
-    message = f"{tmp_path / 'file'}: expected a folder"
-    refused(command, cache, message, capsys, tmp_path, "--output", tmp_path / "file")
+    for output in (tmp_path / "file", tmp_path / "file" / "new"):
+        message = f"{output}: expected a folder, {tmp_path / 'file'} is a file"
+        refused(command, cache, message, capsys, tmp_path, "--output", output)
     message = "files in it and no manifest.json"
     refused(command, cache, message, capsys, tmp_path, "--output", tmp_path)
 

@@ -209,8 +209,10 @@ def test_checkpoints_without_settings(command, finished, tmp_path, capsys):
 
 def test_a_workdir_that_is_a_file(command, tmp_path, capsys):
     (tmp_path / "run").write_text("text")
-    assert command(tmp_path / "run") == 2
-    assert capsys.readouterr().err == f"error: {tmp_path / 'run'}: expected a folder\n"
+    for workdir in (tmp_path / "run", tmp_path / "run" / "deep" / "er"):
+        assert command(workdir) == 2
+        message = f"error: {workdir}: expected a folder, {tmp_path / 'run'} is a file\n"
+        assert capsys.readouterr().err == message
     assert (tmp_path / "run").read_text() == "text"
 
 

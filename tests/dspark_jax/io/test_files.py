@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,21 @@ def test_no_folder(load, tmp_path):
 def test_a_file_is_no_folder(load, tmp_path):
     (tmp_path / "file").write_text("")
     assert "a file, expected a folder" in refused(load, tmp_path / "file")
+
+
+def test_room_for_a_folder(tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    file.write_text("")
+    monkeypatch.chdir(tmp_path)
+    for folder in (tmp_path, tmp_path / "new" / "deep", Path("new")):
+        files.require_room(folder)
+    for folder in (file, file / "new", file / "new" / "deep"):
+        with pytest.raises(InputError) as error:
+            files.require_room(folder)
+        assert str(error.value) == f"{folder}: expected a folder, {file} is a file"
+    with pytest.raises(InputError, match=r"^file/new: expected a folder, /.*/file is a file$"):
+        files.require_room(Path("file/new"))
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 @LOADERS
