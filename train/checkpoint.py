@@ -14,6 +14,8 @@ import logging
 import math
 import os
 import re
+import textwrap
+import warnings
 from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
@@ -92,20 +94,31 @@ def load(folder: Path, step: int, abstract: Any) -> tuple[Any, dict[str, Any]]:
       abstract: shapes, dtypes and shardings of the state; a dict of some of the fields of
         `TrainState` loads these alone.
     Raises:
-      InputError: an array is absent or of another shape, with the first of them.
+      InputError: an array is absent or of another shape, with the first of them; or the files
+        cannot be read, which only happens without checksums of them.
     """
     where = folder.absolute() / str(step)
     options = ocp.Context()
     options.pytree.loading.partial_load = isinstance(abstract, dict)
-    with options:
-        there = _shapes(ocp.metadata(where, STATE).metadata)
-        for name, shape in _shapes(abstract).items():
-            require(
-                there.get(name) == shape,
-                f"{where}: {name} has shape {there.get(name)}, expected {shape}",
-            )
-        found = ocp.load_checkpointables(where, {STATE: abstract, PLACE: None})
-    return found[STATE], json.loads(found[PLACE]["json"])
+    try:
+        with options:
+            there = _shapes(ocp.metadata(where, STATE).metadata)
+            for name, shape in _shapes(abstract).items():
+                require(
+                    there.get(name) == shape,
+                    f"{where}: {name} has shape {there.get(name)}, expected {shape}",
+                )
+            found = ocp.load_checkpointables(where, {STATE: abstract, PLACE: None})
+        return found[STATE], json.loads(found[PLACE]["json"])
+    except InputError:
+        raise
+    except (OSError, ValueError, KeyError) as error:  # orbax raises any of them for torn files
+        # It also drops what it has begun, of which Python would tell when it ends.
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+        raise InputError(
+            f"{where}: the checkpoint cannot be read ({textwrap.shorten(_reason(error), 160)});"
+            " expected it as it was written, or moved away to go on from that before it"
+        ) from error
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:

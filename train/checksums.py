@@ -36,6 +36,8 @@ def difference(folder: Path, *, thorough: bool) -> str | None:
         expected = files.read_json(folder / NAME)
     except InputError as error:
         return str(error)
+    if not expected:
+        return f"{NAME} tells of no file"
     for name, entry in expected.items():
         match entry:
             case {"size": int(wanted), "crc32": int(checksum)}:

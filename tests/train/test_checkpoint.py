@@ -196,6 +196,20 @@ def test_a_checkpoint_that_was_killed_before_its_checksums_is_whole(copy):
     assert newest_whole(copy) == (8, {})
     (copy / "8" / "checksums.json").write_text("{")
     assert "not valid JSON" in damage(copy / "8", thorough=True)
+    (copy / "8" / "checksums.json").write_text("{}")
+    assert newest_whole(copy) == (4, {8: "checksums.json tells of no file"})
+
+
+@pytest.mark.parametrize("pattern", ["state/_METADATA", "state/ocdbt.process_0/d/*", "place/*"])
+def test_a_damaged_checkpoint_without_checksums_is_one_line(copy, pattern):
+    (copy / "8" / "checksums.json").unlink()
+    harm(copy / "8", pattern, "missing")
+    with pytest.raises(InputError) as error:
+        load(copy, 8, abstract(at(0)))
+    message = str(error.value)
+    assert message.startswith(f"{copy / '8'}: the checkpoint cannot be read (")
+    assert message.endswith("or moved away to go on from that before it")
+    assert "\n" not in message
 
 
 def test_what_a_kill_left_half_written_is_gone(copy):

@@ -50,6 +50,7 @@ def test_small_files_are_always_read(folder, data, expected):
     ("data", "expected"),
     [
         (b"{", "not valid JSON"),
+        (b"{}", "checksums.json tells of no file"),
         (b'{"small": 3}', "checksums.json does not tell of small"),
         (b'{"small": {"size": 4, "crc33": 1}}', "checksums.json does not tell of small"),
     ],
