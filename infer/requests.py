@@ -3,12 +3,14 @@
 A line holds one of `prompt` (text as it stands), `messages` (a chat), `turns` (strings; the first
 is asked as a chat) or `token_ids`; optionally `id`, and settings of its own that go before those of
 the command line: those in `SETTINGS`, `stop` (a text or several) and `n` (completions of the
-prompt). Other fields are left alone: data sets have plenty.
+prompt). Other fields are left alone: data sets have plenty. But one that is nearly called as a
+setting is an error, since that would be left alone too.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import reprlib
 from collections.abc import Mapping, Sequence
@@ -31,6 +33,9 @@ SETTINGS: dict[str, type] = {
     "max_new_tokens": int,
     "seed": int,
 }
+
+ALIKE = 0.9
+"""Letters that two names share, as a part of all: temprature is temperature, speed is not seed."""
 
 MOST_SAMPLES = 2**16
 """Of one prompt."""
@@ -150,6 +155,7 @@ def build(line: Line, pair: Pair, *, defaults: Request, thinking: bool = False) 
     """
     try:
         require(line.error is None, line.error or "")
+        _check_names(line.fields)
         ids = _token_ids(line.fields, pair.tokenizer, thinking)
         given = {name: line.fields.get(name) for name in SETTINGS}
         own: dict[str, Any] = {
@@ -187,6 +193,22 @@ def build_alike(
             raise InputError(f"{path} {prompt.error}")
         made.append(prompt.request)
     return made
+
+
+def _check_names(fields: Mapping[str, Any]) -> None:
+    """Raises `InputError` for a field that must have been meant for a setting."""
+    settings = {_letters(name): name for name in (*SETTINGS, "stop")}
+    for name in fields.keys() - settings.values():
+        meant = difflib.get_close_matches(_letters(name), settings, n=1, cutoff=ALIKE)
+        require(
+            not meant,
+            f"{name}={reprlib.repr(fields[name])}: no such setting, perhaps you meant"
+            f" {''.join(settings[m] for m in meant)}",
+        )
+
+
+def _letters(name: str) -> str:
+    return "".join(c for c in name.lower() if c.isalnum())
 
 
 def _setting(name: str, value: Any) -> float | int:

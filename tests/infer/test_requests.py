@@ -181,6 +181,33 @@ def test_the_limit_is_cut_to_the_room(pair):
 
 
 @pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("temprature", "temperature"),
+        ("Temperature", "temperature"),
+        ("maxNewTokens", "max_new_tokens"),
+        ("max_new_token", "max_new_tokens"),
+        ("top-p", "top_p"),
+        ("topk", "top_k"),
+        ("Stop", "stop"),
+    ],
+)
+def test_settings_that_are_misspelt(pair, name, meant):
+    prompt = build(pair, {"prompt": "a", name: 0.5}, number=3)
+    expected = f"line 3: {name}=0.5: no such setting, perhaps you meant {meant}"
+    assert (prompt.request, prompt.error) == (None, expected)
+
+
+def test_fields_of_data_sets_are_left_alone(pair):
+    names = (
+        *("prompt_id", "prompts", "message", "turn", "ids", "idx", "text", "answer", "category"),
+        *("speed", "step", "top", "temp", "tokens", "max", "N", "need", "prompt_tokens", ""),
+    )
+    fields = {"prompt": "a", **dict.fromkeys(names, 1)}
+    assert build(pair, fields).request == build(pair, {"prompt": "a"}).request
+
+
+@pytest.mark.parametrize(
     ("fields", "expected"),
     [
         ({"prompt": ""}, "the prompt is empty: expected some text"),
@@ -191,6 +218,10 @@ def test_the_limit_is_cut_to_the_room(pair):
         ({"prompt": 5}, "prompt=5: expected a string"),
         ({"messages": []}, "messages: expected a list with at least one message"),
         ({"messages": [{"role": "user"}]}, "messages[0]: expected an object with the strings"),
+        (
+            {"messages": [{"role": "user", "content": "a"}, {"role": "usr", "content": "b"}]},
+            "messages[1]: role 'usr': expected one of system, user, assistant, tool",
+        ),
         ({"token_ids": [5, 260]}, "token id 260: expected 0..259"),
         ({"token_ids": [-1]}, "token id -1: expected 0..259"),
         ({"token_ids": [1.0]}, "token_ids=[1.0]: expected a list of whole numbers"),
@@ -218,10 +249,6 @@ def test_the_limit_is_cut_to_the_room(pair):
         ({"prompt": "a", "n": True}, "n=True: expected a whole number in 1..65536"),
         ({"prompt": "a", "n": 2.0}, "n=2.0: expected a whole number in 1..65536"),
         ({"prompt": "a", "n": 10**9}, "n=1000000000: expected a whole number in 1..65536"),
-        (
-            {"messages": [{"role": "user", "content": "a"}, {"role": "usr", "content": "b"}]},
-            "messages[1]: role 'usr': expected one of system, user, assistant, tool",
-        ),
         ({"prompt": "a", "max_new_tokens": 0}, "max_new_tokens=0: expected a whole number above 0"),
     ],
 )
