@@ -33,6 +33,7 @@ from dspark_jax.state import (
     DecodeState,
     Models,
     block_size,
+    logs_confidences,
     pinned,
     plans_of,
 )
@@ -68,7 +69,7 @@ def decode_rounds(
     plan = plan or whole(rows, size)
     choices = plans_of(models, cfg, rows)
     constants = make_constants(models, state.target_cache)
-    log = _create_log(length, rows, plan.drafts, cfg)
+    log = _create_log(models, length, rows, plan.drafts, cfg)
 
     def go_on(t: jax.Array, state: DecodeState) -> jax.Array:
         more = (t < rounds) & (state.active.sum() >= least)
@@ -113,14 +114,15 @@ def catch_up(models: Models, state: DecodeState) -> DecodeState:
     return pinned(models, dataclasses.replace(state, draft_cache=cache, backlog=backlog))
 
 
-def _create_log(length: int, rows: int, size: int, cfg: DecodeConfig) -> RoundLog:
+def _create_log(models: Models, length: int, rows: int, size: int, cfg: DecodeConfig) -> RoundLog:
+    confident = logs_confidences(models, cfg)
     return RoundLog(
         tokens=jnp.zeros((length, rows, size + 1), jnp.int32),
         emitted=jnp.zeros((length, rows), jnp.int32),
         accepted=jnp.zeros((length, rows), jnp.int32),
         verified=jnp.zeros((length, rows), jnp.int32),
         drafts=jnp.zeros((length, rows, size), jnp.int32) if cfg.trace else None,
-        confidence_logits=jnp.zeros((length, rows, size)) if cfg.trace else None,
+        confidence_logits=jnp.zeros((length, rows, size)) if confident else None,
         logprobs=jnp.zeros((length, rows, size + 1)) if cfg.logprobs else None,
     )
 

@@ -28,9 +28,9 @@ from dspark_jax.config import InputError, TargetConfig, require
 from dspark_jax.io import files, hf
 from dspark_jax.io.tokenizer import Tokenizer, load_tokenizer
 from dspark_jax.request import Completion, Request
-from dspark_jax.row import Decode, Row
+from dspark_jax.row import Row
 from dspark_jax.scheduler import Policy
-from dspark_jax.state import DecodeConfig, Models
+from dspark_jax.state import DecodeConfig, Models, logs_confidences
 from dspark_jax.targets import dense
 
 EMBEDDED = Path(__file__).parent / "embedded"
@@ -129,15 +129,16 @@ def generate(
       slots: rows decoded together.
       policy: `none`, `fixed` or `threshold`; default `fixed`, or `none` without a drafter.
       threshold: least confidence of a verified draft, for `threshold`.
-      trace: whether completions have the confidences of their rounds.
+      trace: whether completions have the drafts of their rounds and, where the drafter has a head
+        for them, their confidences.
       logprobs: whether they have the target's log probability of each token.
       ignore_stop: go on behind stop tokens.
       settings: fields of `Request` (temperature, stop, ...) for the prompts that are strings.
     Raises:
       InputError: a prompt or setting that cannot be decoded, with its number.
     """
-    requests = _requests(pair, prompts, settings)
     require(slots >= 1, f"slots={slots}: expected a whole number above 0")
+    requests = _requests(pair, prompts, settings)
     cfg = decode_config(
         pair.models,
         requests,
@@ -162,10 +163,10 @@ def complete(
     facts: Facts = NO_FACTS,
 ) -> Iterator[dict[int, Completion]]:
     """Decodes requests; yields after each step the completions it brought, by their numbers."""
-    text_of = pair.tokenizer.decode
-    for rows in batching.serve(pair.models, requests, shape, cfg, text_of, facts=facts):
+    decode = pair.tokenizer.decode
+    for rows in batching.serve(pair.models, requests, shape, cfg, decode, facts=facts):
         done = [row for row in rows if row.finish_reason is not None]
-        yield {row.number: completion(row, cfg, text_of, facts) for row in done}
+        yield {row.number: completion(row, pair, cfg, facts) for row in done}
 
 
 def stream(
@@ -226,12 +227,12 @@ def fit(request: Request, cfg: TargetConfig) -> Request:
     return dataclasses.replace(request, max_new_tokens=min(request.max_new_tokens, room))
 
 
-def completion(row: Row, cfg: DecodeConfig, text_of: Decode, facts: Facts = NO_FACTS) -> Completion:
+def completion(row: Row, pair: Pair, cfg: DecodeConfig, facts: Facts = NO_FACTS) -> Completion:
     """The completion of a row that is done."""
-    text = text_of(row.token_ids)
+    text = pair.tokenizer.decode(row.token_ids)
     if row.stopped_at is not None:
         text = text[: text.index(row.stopped_at)]
-    logits = row.confidence_logits
+    logits = row.confidence_logits if logs_confidences(pair.models, cfg) else None
     scale = facts.scale(row.request) if facts.scale else None
     return Completion(
         prompt_tokens=len(row.request.token_ids),
@@ -241,8 +242,8 @@ def completion(row: Row, cfg: DecodeConfig, text_of: Decode, facts: Facts = NO_F
         accepted_lengths=row.accepted_lengths,
         verified_lengths=row.verified_lengths,
         accepted_drafts=row.accepted_drafts,
-        confidences=[_confidences(z, scale) for z in logits] if cfg.trace else None,
-        confidence_logits=logits if cfg.trace else None,
+        confidences=None if logits is None else [_confidences(z, scale) for z in logits],
+        confidence_logits=logits,
         logprobs=row.logprobs if cfg.logprobs else None,
         drafts=row.drafts if cfg.trace else None,
     )

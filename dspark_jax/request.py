@@ -79,7 +79,7 @@ class Completion:
     accepted_drafts: list[int]
     """Drafts accepted in each round, before the last was cut at a stop token or the limit."""
     confidences: list[list[float]] | None
-    """Confidences c_k of each round's block, with `trace`."""
+    """Confidences c_k of each round's block, with `trace`; None without a confidence head."""
     confidence_logits: list[list[float]] | None
     """What they are the sigmoids of."""
     logprobs: list[float] | None = None

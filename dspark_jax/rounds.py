@@ -26,6 +26,7 @@ from dspark_jax.state import (
     DecodeConfig,
     DecodeState,
     Models,
+    logs_confidences,
     pinned,
     plans_of,
 )
@@ -42,7 +43,7 @@ class RoundLog:
     accepted: jax.Array  # [T, R] accepted drafts, before any cut
     verified: jax.Array  # [T, R] drafts sent to the target
     drafts: jax.Array | None  # [T, R, K] drafted tokens, with `trace`
-    confidence_logits: jax.Array | None  # [T, R, K] float32
+    confidence_logits: jax.Array | None  # [T, R, K] float32; see `logs_confidences`
     logprobs: jax.Array | None  # [T, R, K + 1] float32, of `tokens`
 
 
@@ -151,9 +152,9 @@ def settle(
     with jax.named_scope("commit"):
         state = dataclasses.replace(state, target_cache=target_cache)
         state, committed, emitted = _commit(state, draft, verdict, cfg)
-    z = draft.confidence_logits if cfg.trace else None
-    if cfg.trace and z is None:
-        z = jnp.zeros(draft.tokens.shape)
+    z = None
+    if logs_confidences(models, cfg):
+        z = draft.confidence_logits if size else jnp.zeros(draft.tokens.shape)
     logprobs = None
     if cfg.logprobs:
         places = jnp.minimum(flat.offset[:, None] + jnp.arange(size + 1), len(flat.tokens) - 1)

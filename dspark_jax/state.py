@@ -60,7 +60,7 @@ class DecodeConfig:
     truncate: bool = True
     """Some row may use top-k, top-p or min-p."""
     trace: bool = False
-    """Log drafts and their confidences."""
+    """Log drafts and, with a confidence head, their confidences."""
     logprobs: bool = False
     """Log the log-probabilities of the tokens."""
 
@@ -214,6 +214,11 @@ def block_size(models: Models, cfg: DecodeConfig) -> int:
     if cfg.policy == "none" or models.drafter_config is None:
         return 0
     return models.drafter_config.block_size
+
+
+def logs_confidences(models: Models, cfg: DecodeConfig) -> bool:
+    """Whether rounds log confidences; a drafter without a head for them has none."""
+    return cfg.trace and models.drafter_config is not None and models.drafter_config.confidence_head
 
 
 def is_lazy(cfg: DecodeConfig) -> bool:

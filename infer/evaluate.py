@@ -242,7 +242,7 @@ def texts_of(samples: Sequence[Sample], asked: Asked, pair: Pair, most: int) -> 
         for line, request, completion in itertools.islice(own, most):
             title = f"{each.dataset.name} {line.id}: {each.drafter.name}, {policy}"
             prompt = pair.tokenizer.decode(request.token_ids, special=True)
-            found.append(Text(title, prompt, completion, each.drafter.confidence_head))
+            found.append(Text(title, prompt, completion))
     return found
 
 

@@ -144,14 +144,13 @@ def build_prompts(settings: Settings, lines: Sequence[Line], pair: Pair) -> list
 
 def make_engine(settings: Settings, pair: Pair, asked: Sequence[Request]) -> Engine:
     """One shape for all requests, so that a run which is continued decodes as it began."""
-    drafter = pair.models.drafter_config
     cfg = generation.decode_config(
         pair.models,
         asked,
         policy=settings.policy,
         threshold=settings.confidence_threshold,
         ignore_stop=settings.ignore_eos,
-        trace=settings.trace and drafter is not None and drafter.confidence_head,
+        trace=settings.trace,
         logprobs=settings.logprobs,
     )
     shape = batching.plan(pair.models, asked, min(settings.slots, len(asked)))

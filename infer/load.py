@@ -41,10 +41,9 @@ def closed_loop(engine: Engine, requests: Sequence[Request]) -> Run:
             break
     seconds = time.perf_counter() - begin
     ordered = [rows[number] for number in sorted(rows)]
-    text_of = engine.pair.tokenizer.decode
     return Run(
         [row.request for row in ordered],
-        [generation.completion(row, engine.cfg, text_of, engine.facts) for row in ordered],
+        [generation.completion(row, engine.pair, engine.cfg, engine.facts) for row in ordered],
         seconds,
     )
 

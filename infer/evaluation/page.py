@@ -48,8 +48,6 @@ class Text:
     title: str
     prompt: str
     completion: Completion
-    confidences: bool
-    """Whether the drafter has a confidence head."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +184,7 @@ def pieces(token_ids: Sequence[int], decode: Decode) -> Iterator[str]:
 def _table(number: int, text: Text, own: Sequence[Round], decode: Decode) -> str:
     size = max((len(r.drafts) for r in own), default=0)
     titles = "".join(f'<th scope="col">draft {k}</th>' for k in range(1, size + 1))
-    confidences = text.completion.confidences if text.confidences else None
+    confidences = text.completion.confidences
     body = []
     for n, each in enumerate(own):
         chances: Sequence[float | None] = [None] * len(each.drafts)

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import itertools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from dspark_jax import batching, decode, generation, plans, prefill
 from dspark_jax.batching import NO_FACTS, Batch, BatchShape, Facts
 from dspark_jax.config import InputError
 from dspark_jax.costs import CostTable
+from dspark_jax.generation import Pair
 from dspark_jax.plans import Plan
 from dspark_jax.request import Request
 from dspark_jax.row import Row
@@ -40,6 +42,10 @@ def mixed_requests(**settings):
 
 def config(models, requests, **settings):
     return generation.decode_config(models, requests, **settings)
+
+
+def pair(models):
+    return Pair(models, SimpleNamespace(decode=text_of))
 
 
 def decoded(models, requests, cfg, *, shape=SHAPE, facts=NO_FACTS):
@@ -171,7 +177,7 @@ def test_stop_strings_end_a_completion(tiny_pair):
     assert len(found.accepted_lengths) == len(found.verified_lengths) == len(found.accepted_drafts)
     assert all(found.accepted_lengths)
     assert tokens(beside) == tokens(decoded(models, others, cfg))
-    done = generation.completion(found, cfg, text_of)
+    done = generation.completion(found, pair(models), cfg)
     assert done.text == text[:first]
 
 
@@ -296,7 +302,7 @@ def test_scaled_confidences_decide(tiny_pair):
     raw = decoded(models, requests, cfg)
     assert {n for row in raw for n in row.verified_lengths} > {0}
     (first, *_) = decoded(models, requests, cfg, facts=hot)
-    shown = generation.completion(first, cfg, text_of, hot)
+    shown = generation.completion(first, pair(models), cfg, hot)
     np.testing.assert_allclose(
         shown.confidences, np.full((len(first.accepted_lengths), 3), 0.5), atol=1e-4
     )

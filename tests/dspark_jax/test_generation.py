@@ -75,6 +75,19 @@ def test_a_trace_has_every_draft(pair, temperature):
     assert plain.drafts is None
 
 
+def test_a_trace_without_a_confidence_head(tiny_pair):
+    """Drafts as ever, and no confidences that nobody has given."""
+    pair = Pair(tiny_pair("none"), Letters())
+    models = pair.models
+    plain = dataclasses.replace(models.drafter_config, confidence_head=False)
+    drafter = models.drafter.replace(confidence=None)
+    headless = Pair(models.replace(drafter=drafter, drafter_config=plain), pair.tokenizer)
+    (found,) = generation.generate(headless, ["abc"], max_new_tokens=8, trace=True)
+    assert np.shape(found.drafts) == (len(found.accepted_lengths), 3)
+    assert found.confidences is None
+    assert found.confidence_logits is None
+
+
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.8, "top_p": 0.9, "seed": 3}])
 def test_stream_yields_what_generate_returns(pair, settings):
     whole = generation.generate(pair, PROMPTS, max_new_tokens=9, **settings)
@@ -87,19 +100,6 @@ def test_stream_yields_what_generate_returns(pair, settings):
     assert max(sizes) > 1, "no round committed more than one token"
 
 
-def test_stop_token_ends_a_row(pair):
-    free = generation.generate(pair, ["abc"], max_new_tokens=12)[0].token_ids
-    stop = free[5]
-    config = dataclasses.replace(pair.models.target_config, stop_token_ids=(stop,))
-    stopping = Pair(pair.models.replace(target_config=config), pair.tokenizer)
-    (found,) = generation.generate(stopping, ["abc"], max_new_tokens=12)
-    assert found.token_ids == free[: free.index(stop) + 1]
-    assert found.finish_reason == "stop"
-    (ignored,) = generation.generate(stopping, ["abc"], max_new_tokens=12, ignore_stop=True)
-    assert ignored.token_ids == free
-
-
-def test_same_seed_same_text_and_streams_differ(pair):
 def test_token_ids_in_arrays(pair):
     """Also of two requests in a row, which are compared with each other."""
     ids = [0, 1, 2]
@@ -116,6 +116,19 @@ def test_token_ids_in_arrays(pair):
     assert found[0].token_ids == generation.generate(pair, ["abc"], max_new_tokens=12)[0].token_ids
 
 
+def test_stop_token_ends_a_row(pair):
+    free = generation.generate(pair, ["abc"], max_new_tokens=12)[0].token_ids
+    stop = free[5]
+    config = dataclasses.replace(pair.models.target_config, stop_token_ids=(stop,))
+    stopping = Pair(pair.models.replace(target_config=config), pair.tokenizer)
+    (found,) = generation.generate(stopping, ["abc"], max_new_tokens=12)
+    assert found.token_ids == free[: free.index(stop) + 1]
+    assert found.finish_reason == "stop"
+    (ignored,) = generation.generate(stopping, ["abc"], max_new_tokens=12, ignore_stop=True)
+    assert ignored.token_ids == free
+
+
+def test_same_seed_same_text_and_streams_differ(pair):
     settings = {"max_new_tokens": 16, "temperature": 1.5}
     first = generation.generate(pair, ["abc", "abc"], seed=1, **settings)
     again = generation.generate(pair, ["abc", "abc"], seed=1, **settings)
@@ -137,6 +150,11 @@ def test_limit_is_cut_to_the_room_that_is_left(pair):
     [
         (Request([]), "empty"),
         (Request([1, 99]), "token id 99: expected 0..31"),
+        (Request([1, 2.5]), "token_ids=[1, 2.5]: expected whole numbers"),
+        (Request([True]), "token_ids=[True]: expected whole numbers"),
+        (Request("ab"), "token_ids=['a', 'b']: expected whole numbers"),
+        (Request(np.ones((2, 2), int)), "token_ids=[[1, 1], [1, 1]]: expected whole numbers"),
+        (Request(np.ones(2)), "token_ids=[1.0, 1.0]: expected whole numbers"),
         (Request([1], max_new_tokens=0), "max_new_tokens=0"),
         (Request([1] * 5000), "leaves no room"),
         (Request([1], temperature=-0.1), "temperature=-0.1"),
@@ -150,11 +168,6 @@ def test_limit_is_cut_to_the_room_that_is_left(pair):
 def test_bad_requests_are_one_line_with_their_number(pair, request_, said):
     with pytest.raises(InputError, match="prompt 1: ") as error:
         generation.generate(pair, ["abc", request_])
-        (Request([1, 2.5]), "token_ids=[1, 2.5]: expected whole numbers"),
-        (Request([True]), "token_ids=[True]: expected whole numbers"),
-        (Request("ab"), "token_ids=['a', 'b']: expected whole numbers"),
-        (Request(np.ones((2, 2), int)), "token_ids=[[1, 1], [1, 1]]: expected whole numbers"),
-        (Request(np.ones(2)), "token_ids=[1.0, 1.0]: expected whole numbers"),
     assert said in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -167,7 +180,7 @@ def test_policies_that_do_not_fit(pair, tiny_pair):
         generation.generate(plain, ["abc"], policy="fixed")
     with pytest.raises(InputError, match="expected a list of them, not a string"):
         generation.generate(pair, "abc")
-    with pytest.raises(InputError, match="no prompts"):
-        generation.generate(pair, [])
     with pytest.raises(InputError, match="slots=0: expected a whole number above 0"):
         generation.generate(pair, ["abc"], slots=0)
+    with pytest.raises(InputError, match="no prompts"):
+        generation.generate(pair, [])

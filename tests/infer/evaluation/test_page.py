@@ -1,5 +1,6 @@
 """What the page says of every round, that no text can break it, and that a browser shows it."""
 
+import dataclasses
 import html.parser
 import re
 import shutil
@@ -40,7 +41,7 @@ def made():
     )  # fmt: skip
 
 
-TEXT = Text('gsm8k <1>: "ours"', PROMPT, made(), confidences=True)
+TEXT = Text('gsm8k <1>: "ours"', PROMPT, made())
 
 
 class Parsed(html.parser.HTMLParser):
@@ -189,8 +190,8 @@ def test_for_keyboard_and_screen_reader(parsed):
 
 
 def test_without_a_confidence_head():
-    """The trace has zeros then."""
-    found = Parsed(render([Text("a", "b", made(), confidences=False)], [], decode))
+    plain = dataclasses.replace(made(), confidences=None, confidence_logits=None)
+    found = Parsed(render([Text("a", "b", plain)], [], decode))
     assert found.all("td", "mark")[0][1] == "<b> accepted draft; token 1"
     assert found.all("small") == []
 
