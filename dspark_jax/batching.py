@@ -47,6 +47,9 @@ CHUNKS_PER_CALL = 4
 ROUNDS_BETWEEN = 4
 """Rounds of the others between two parts of a long prompt."""
 
+IDLE = Request(token_ids=[0], max_new_tokens=1)
+"""Stands in a place where no request is, and is compiled with."""
+
 ROWS_IN_HALVES = 8
 """Rows from which a pass as short as a threshold leaves it is worth a wait for its length."""
 
@@ -312,9 +315,8 @@ class Batch:
 
     def _start(self, rates: np.ndarray | None) -> tuple[DecodeState, First]:
         """Rows behind the prefill, and their first tokens; surplus rows are idle."""
-        idle = Request(token_ids=[0], max_new_tokens=1)
         places = range(self.shape.rows)
-        rows = [self.rows[p].request if p in self.rows else idle for p in places]
+        rows = [self.rows[p].request if p in self.rows else IDLE for p in places]
         tokens = np.zeros((self.shape.rows, self.shape.prompt_length), np.int32)
         for row, request in zip(tokens, rows, strict=True):
             row[: len(request.token_ids)] = request.token_ids
@@ -337,9 +339,12 @@ class Batch:
             min_p=column("min_p", np.float32),
         )
         seeds = column("seed", np.uint32), column("stream", np.uint32)
-        scale = None
-        if self._scale is not None:
-            scale = np.array([self._scale(r) for r in requests], np.float32)
+        scale, drafter = None, self.models.drafter_config
+        if self._scale is not None and drafter is not None:
+            # What is idle needs none, and there may be none for its temperature.
+            raw = [1.0] * drafter.block_size
+            scales = [raw if r is IDLE else self._scale(r) for r in requests]
+            scale = np.array(scales, np.float32)
         return sampling, seeds, column("max_new_tokens", np.int32), scale
 
     def settle(self) -> list[Row]:
@@ -375,7 +380,7 @@ def warm_up(
     start = time.monotonic()
     batch = Batch(models, shape, cfg, lambda ids: "", [], facts)
     if refill:
-        batch.admit(Row(0, Request([0], max_new_tokens=1)))
+        batch.admit(Row(0, IDLE))
     batch.run_all_plans()
     return time.monotonic() - start
 

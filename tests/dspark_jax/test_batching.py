@@ -308,6 +308,22 @@ def test_scaled_confidences_decide(tiny_pair):
     )
 
 
+def test_rows_without_a_request_are_not_scaled(tiny_pair):
+    """A calibration of sampled rows alone has nothing to say of them."""
+    models, asked = tiny_pair("vanilla"), []
+    requests = [Request([n], max_new_tokens=4, temperature=0.8) for n in range(2)]
+    cfg = config(models, requests, policy="threshold", threshold=0.49)
+
+    def scale(request):
+        asked.append(request)
+        return [2.0] * 3
+
+    batching.warm_up(models, SHAPE, cfg, refill=True, facts=Facts(scale=scale))
+    assert asked == []
+    decoded(models, requests, cfg, facts=Facts(scale=scale))
+    assert asked == requests
+
+
 def chi_square_p(counts, expected):
     """Of a chi-square test; cells that are expected fewer than 5 times are one cell."""
     small = expected < 5
