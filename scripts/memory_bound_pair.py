@@ -28,6 +28,20 @@ from dspark_jax.generation import EMBEDDED
 from dspark_jax.io import hf
 from dspark_jax.targets import dense
 
+SMOLLM2 = TargetConfig(
+    model_type="llama",
+    vocab_size=49152,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_layers=30,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=64,
+    rope=Rope(theta=100000.0),
+    max_position=8192,
+)
+"""SmolLM2-135M's shape, with an LM head of its own."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -42,30 +56,18 @@ class Settings:
 
 
 def main(settings: Settings) -> None:
-    cfg = TargetConfig(
-        model_type="llama",
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_layers=30,
-        num_heads=9,
-        num_kv_heads=3,
-        head_dim=64,
-        rope=Rope(theta=100000.0),
-        max_position=8192,
-    )
     spread = -2 * scipy.stats.norm.ppf(settings.acceptance / 2)
     keys = jax.random.split(jax.random.key(settings.seed))
-    target = parameters.init(keys[0], dense.specs(cfg))
+    target = parameters.init(keys[0], dense.specs(SMOLLM2))
     # Hidden states have a mean square of 1 behind the final norm.
-    head = jax.random.normal(keys[1], (cfg.hidden_size, cfg.vocab_size))
-    target = dataclasses.replace(target, lm_head=head * spread / cfg.hidden_size**0.5)
-    hf.save_target(settings.output / "target", cfg, target, dtype=jnp.bfloat16)
+    head = jax.random.normal(keys[1], (SMOLLM2.hidden_size, SMOLLM2.vocab_size))
+    target = dataclasses.replace(target, lm_head=head * spread / SMOLLM2.hidden_size**0.5)
+    hf.save_target(settings.output / "target", SMOLLM2, target, dtype=jnp.bfloat16)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(EMBEDDED / "target" / name, settings.output / "target")
 
     drafter_config = DrafterConfig.for_target(
-        cfg,
+        SMOLLM2,
         num_layers=settings.draft_layers,
         block_size=settings.block_size,
         mask_token_id=0,
@@ -85,7 +87,7 @@ def main(settings: Settings) -> None:
         ),
     )
     folder = settings.output / "drafter"
-    hf.save_drafter(folder, drafter_config, drafter, target=(cfg, target), dtype=jnp.bfloat16)
+    hf.save_drafter(folder, drafter_config, drafter, target=(SMOLLM2, target), dtype=jnp.bfloat16)
     print(f"{settings.output}: drafts accepted with probability {settings.acceptance:g}")
 
 

@@ -15,6 +15,7 @@ from dspark_jax.config import Eagle3Config, RecurrentConfig, Rope, SlidingLayers
 from dspark_jax.generation import EMBEDDED
 from dspark_jax.io import model_config
 from dspark_jax.targets import dense
+from scripts.memory_bound_pair import SMOLLM2
 from train.prepare import step_config
 from train.settings import Settings
 from train.step import Batch, abstract_state, make_step
@@ -131,18 +132,7 @@ def test_gemma4_12b_lowers():
 
 def test_smollm2_lowers():
     settings = importlib.import_module("configs.smollm2").SETTINGS
-    target = TargetConfig(
-        model_type="llama",
-        vocab_size=49_152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_layers=30,
-        num_heads=9,
-        num_kv_heads=3,
-        head_dim=64,
-        rope=Rope(100_000.0),
-        tie_embeddings=True,
-    )
+    target = dataclasses.replace(SMOLLM2, tie_embeddings=True)
     state = state_of_a_step(settings, target)
     assert state.params.head.w1.shape == (49_152, 64)
     layer = 576 * (9 + 2 * 3) * 64 + 576 * 576 + 3 * 576 * 1536 + 2 * 576 + 2 * 64
