@@ -1,5 +1,6 @@
-"""A target small enough to train for in a moment, with a tokenizer and a chat template."""
+"""A target small enough to train for in a moment, with a tokenizer and a chat template; batches."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from dspark_jax import params as parameters
 from dspark_jax.config import TargetConfig
 from dspark_jax.io import hf
 from dspark_jax.targets import dense
@@ -27,6 +29,22 @@ CONFIG = TargetConfig(
     vocab_size=264, hidden_size=32, intermediate_size=48, num_layers=4, num_heads=2,
     num_kv_heads=1, head_dim=16, stop_token_ids=(2, 0),
 )  # fmt: skip
+
+
+def take(iterator, number):
+    return list(itertools.islice(iterator, number))
+
+
+def assert_same(some, others):
+    for a, b in zip(some, others, strict=True):
+        assert a.keys() == b.keys()
+        for name in a:
+            np.testing.assert_array_equal(a[name], b[name])
+
+
+def joined(parts):
+    """A batch of those that hosts have read."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def write_tokenizer(folder: Path, template: str) -> None:
@@ -68,6 +86,13 @@ def compilation_cache(compiled):
 @pytest.fixture(scope="session")
 def small_config() -> TargetConfig:
     return CONFIG
+
+
+@pytest.fixture(scope="session")
+def target(small_config) -> dense.Target:
+    """Parameters drawn as for training."""
+    specs = dense.specs(small_config)
+    return jax.jit(lambda: parameters.init(jax.random.key(9), specs))()
 
 
 @pytest.fixture(scope="session")

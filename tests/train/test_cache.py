@@ -17,6 +17,7 @@ import pytest
 from dspark_jax.config import InputError
 from dspark_jax.io import cli, hf, model_config
 from dspark_jax.targets import dense
+from tests.train.conftest import assert_same, joined, take
 from train import cache as train_cache
 from train import data, manifest, stored
 from train import run as train_run
@@ -291,21 +292,6 @@ def make(given, whole):
         return stored.make_batches(rows, batch_size=batch_size, seed=seed, part=part, parts=parts)
 
     return make
-
-
-def take(iterator, number):
-    return list(itertools.islice(iterator, number))
-
-
-def assert_same(some, others):
-    for a, b in zip(some, others, strict=True):
-        assert a.keys() == b.keys()
-        for name in a:
-            np.testing.assert_array_equal(a[name], b[name])
-
-
-def joined(parts):
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def test_passes_are_whole_and_each_has_an_order_of_its_own(given, whole, make):

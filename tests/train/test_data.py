@@ -1,6 +1,5 @@
 """Batches: what is in them, in which order, on how many hosts, and from where they go on."""
 
-import itertools
 import json
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 
 from dspark_jax.config import InputError
 from dspark_jax.io.tokenizer import load_tokenizer
+from tests.train.conftest import assert_same, joined, take
 from train import data
 from train.data import make_batches, open_documents
 from train.encoding import Encoder
@@ -39,22 +39,6 @@ def make(tmp_path, tokenizer, monkeypatch):
         )  # fmt: skip
 
     return make
-
-
-def take(iterator, number):
-    return list(itertools.islice(iterator, number))
-
-
-def assert_same(some, others):
-    for a, b in zip(some, others, strict=True):
-        assert a.keys() == b.keys()
-        for name in a:
-            np.testing.assert_array_equal(a[name], b[name])
-
-
-def joined(parts):
-    """A batch of those that hosts have read."""
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def documents_of(batch) -> list[tuple[str, int]]:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from dspark_jax import losses, sharding
-from dspark_jax import params as parameters
 from dspark_jax.anchors import sample_anchors
 from dspark_jax.drafters import dspark
 from dspark_jax.losses import LossConfig
@@ -31,12 +30,6 @@ def cfg(small_config) -> StepConfig:
         anchor_chunk=12,
         documents_per_row=2,
     )
-
-
-@pytest.fixture(scope="module")
-def target(small_config):
-    specs = dense.specs(small_config)
-    return jax.jit(lambda: parameters.init(jax.random.key(9), specs))()
 
 
 @pytest.fixture(scope="module")
