@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from dspark_jax import batching, generation, sharding
+from dspark_jax import batch_shape, batching, generation, sharding
 from dspark_jax.config import DraftingConfig, InputError
 from dspark_jax.generation import EMBEDDED
 from dspark_jax.losses import LossConfig
@@ -94,7 +94,7 @@ def decode_case(pair: generation.Pair, tokens: np.ndarray, rows: int, block: int
         smaller = dataclasses.replace(drafter_config(pair), block_size=block)
         models = dataclasses.replace(pair.models, drafter_config=smaller)
     cfg = generation.decode_config(models, requests, ignore_stop=True)
-    shape = batching.plan(models, requests, rows)
+    shape = batch_shape.plan(models, requests, rows)
 
     def run() -> int:
         for _ in batching.serve(models, requests, shape, cfg, pair.tokenizer.decode):

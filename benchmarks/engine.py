@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from dspark_jax import batching, costs, decode, generation, scheduler
+from dspark_jax import batch_shape, batching, costs, decode, generation, scheduler
 from dspark_jax.batching import Batch, Facts
 from dspark_jax.costs import CostTable
 from dspark_jax.generation import EMBEDDED
@@ -88,7 +88,7 @@ class Bench:
 
     pair: generation.Pair
     settings: Settings
-    shape: batching.BatchShape
+    shape: batch_shape.BatchShape
     prompts: list[list[int]]
     table: CostTable
 
@@ -128,7 +128,7 @@ def make_bench(settings: Settings) -> Bench:
     ids = np.array(pair.tokenizer.encode(text))
     starts = np.random.default_rng(0).integers(0, len(ids) - PROMPT, settings.slots)
     prompts = [ids[s : s + PROMPT].tolist() for s in starts]
-    shape = batching.BatchShape(settings.slots, 512, PROMPT)
+    shape = batch_shape.BatchShape(settings.slots, 512, PROMPT)
     cfg = config(pair, settings)
     table = measure(pair, settings, shape, plans_of(pair.models, cfg, shape.rows), repeats=9)
     return Bench(pair, settings, shape, prompts, table)
@@ -142,7 +142,7 @@ def config(pair: generation.Pair, settings: Settings) -> DecodeConfig:
 def measure(
     pair: generation.Pair,
     settings: Settings,
-    shape: batching.BatchShape,
+    shape: batch_shape.BatchShape,
     choices: Sequence[Plan],
     repeats: int,
 ) -> CostTable:

@@ -23,8 +23,8 @@ import jax
 import numpy as np
 import tyro
 
-from dspark_jax import batching, generation
-from dspark_jax.batching import BatchShape
+from dspark_jax import batch_shape, batching, generation
+from dspark_jax.batch_shape import BatchShape
 from dspark_jax.generation import EMBEDDED, Pair
 from dspark_jax.request import Request
 from dspark_jax.row import Row
@@ -96,7 +96,7 @@ def main(settings: Settings) -> None:
         policy=settings.policy,
         threshold=0.5 if settings.policy == "threshold" else None,
     )
-    bench = Bench(pair, batching.plan(pair.models, requests, settings.slots), cfg)
+    bench = Bench(pair, batch_shape.plan(pair.models, requests, settings.slots), cfg)
     batching.warm_up(pair.models, bench.shape, cfg, refill=True)
 
     speeds: dict[str, list[float]] = {"refilled": [], "static": []}

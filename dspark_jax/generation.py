@@ -21,8 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from dspark_jax import batching, sharding
-from dspark_jax.batching import NO_FACTS, BatchShape, Facts
+from dspark_jax import batch_shape, batching, sharding
+from dspark_jax.batch_shape import BatchShape
+from dspark_jax.batching import NO_FACTS, Facts
 from dspark_jax.calibration import sigmoid
 from dspark_jax.config import InputError, TargetConfig, require
 from dspark_jax.io import files, hf
@@ -148,7 +149,7 @@ def generate(
         trace=trace,
         logprobs=logprobs,
     )
-    shape = batching.plan(pair.models, requests, min(slots, len(requests)))
+    shape = batch_shape.plan(pair.models, requests, min(slots, len(requests)))
     found: dict[int, Completion] = {}
     for completions in complete(pair, requests, shape, cfg):
         found |= completions
@@ -183,7 +184,7 @@ def stream(
     cfg = decode_config(
         pair.models, requests, policy=policy, threshold=threshold, ignore_stop=ignore_stop
     )
-    shape = batching.plan(pair.models, requests, len(requests))
+    shape = batch_shape.plan(pair.models, requests, len(requests))
     yielded = [0] * len(requests)
     for rows in batching.serve(pair.models, requests, shape, cfg, pair.tokenizer.decode, rounds=1):
         for row in rows:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from tqdm import tqdm
 
-from dspark_jax import batching, calibration, generation
+from dspark_jax import batch_shape, calibration, generation
 from dspark_jax.calibration import PrefixMetrics
 from dspark_jax.config import InputError, require
 from dspark_jax.generation import Pair
@@ -162,7 +162,7 @@ def run(settings: Settings) -> None:
 def _decode(settings: Settings, pair: Pair, asked: Sequence[Request]) -> tuple[Rounds, Rounds]:
     """Rounds of every other prompt to fit, and those of the rest."""
     cfg = generation.decode_config(pair.models, asked, policy="fixed", trace=True)
-    shape = batching.plan(pair.models, asked, min(settings.slots, len(asked)))
+    shape = batch_shape.plan(pair.models, asked, min(settings.slots, len(asked)))
     with tqdm(total=len(asked), unit="prompt", disable=None) as bar:
         run = Engine(pair, shape, cfg).decode(asked, lambda done: bar.update(len(done)) and False)
     size = block_size(pair.models, cfg)

@@ -22,7 +22,7 @@ import ml_dtypes
 import numpy as np
 import tyro
 
-from dspark_jax import batching, generation
+from dspark_jax import batch_shape, generation
 from dspark_jax.config import (
     DrafterConfig,
     DraftingConfig,
@@ -200,7 +200,7 @@ def compare_greedy(pair: Pair, limit: int) -> tuple[str, bool]:
         generation.fit(Request(pair.tokenizer.encode(text), max_new_tokens=limit), cfg)
         for text in TEXTS
     ]
-    shape = batching.plan(pair.models, asked, len(asked))
+    shape = batch_shape.plan(pair.models, asked, len(asked))
     engine = Engine(pair, shape, generation.decode_config(pair.models, asked, ignore_stop=True))
     # Accelerators multiply float32 in fewer bits unless told not to.
     with jax.default_matmul_precision("highest"):

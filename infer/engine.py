@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from dspark_jax import batching, generation
-from dspark_jax.batching import NO_FACTS, BatchShape, Facts
+from dspark_jax.batch_shape import BatchShape
+from dspark_jax.batching import NO_FACTS, Facts
 from dspark_jax.generation import Pair
 from dspark_jax.request import Completion, Request
 from dspark_jax.state import DecodeConfig

@@ -10,8 +10,9 @@ from pathlib import Path
 import jax
 from tqdm import tqdm
 
-from dspark_jax import batching, costs
-from dspark_jax.batching import BatchShape, Facts
+from dspark_jax import batch_shape, costs
+from dspark_jax.batch_shape import BatchShape
+from dspark_jax.batching import Facts
 from dspark_jax.config import InputError, require
 from dspark_jax.costs import CostTable
 from dspark_jax.generation import Pair
@@ -81,7 +82,7 @@ def require_memory(
     Raises:
       InputError: all of them do not fit into the memory that is free.
     """
-    each = batching.bytes_per_row(models, shape, lazy=lazy)
+    each = batch_shape.bytes_per_row(models, shape, lazy=lazy)
     needed = each * (shape.rows + 1)  # a newcomer is read beside the rows
     print(
         f"{shape.rows} slots of {shape.length} positions, {megabytes(each)} each", file=sys.stderr

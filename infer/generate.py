@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from dspark_jax import batching, generation
+from dspark_jax import batch_shape, batching, generation
 from dspark_jax.config import InputError
 from dspark_jax.generation import Pair
 from dspark_jax.io import cli
@@ -153,7 +153,7 @@ def make_engine(settings: Settings, pair: Pair, asked: Sequence[Request]) -> Eng
         trace=settings.trace,
         logprobs=settings.logprobs,
     )
-    shape = batching.plan(pair.models, asked, min(settings.slots, len(asked)))
+    shape = batch_shape.plan(pair.models, asked, min(settings.slots, len(asked)))
     return Engine(pair, shape, cfg, facts.gather(settings, pair, shape, cfg))
 
 

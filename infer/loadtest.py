@@ -25,8 +25,9 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from dspark_jax import batching, generation
-from dspark_jax.batching import NO_FACTS, BatchShape, Facts
+from dspark_jax import batch_shape, generation
+from dspark_jax.batch_shape import BatchShape
+from dspark_jax.batching import NO_FACTS, Facts
 from dspark_jax.config import InputError, require
 from dspark_jax.costs import CostTable
 from dspark_jax.generation import Pair
@@ -157,7 +158,7 @@ def run(settings: Settings) -> None:
     scale = None
     if settings.calibration is not None:
         scale = facts.read_scale(settings.calibration, target, draft, pair.models)
-    shape = batching.plan(pair.models, asked, max(settings.concurrencies))
+    shape = batch_shape.plan(pair.models, asked, max(settings.concurrencies))
     facts.require_memory(pair.models, shape, lazy="delayed" in settings.policies)
 
     results: list[Result] = []

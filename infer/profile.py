@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from dspark_jax import costs, generation
-from dspark_jax.batching import BatchShape
+from dspark_jax.batch_shape import BatchShape
 from dspark_jax.config import InputError, require
 from dspark_jax.io import cli, files
 from dspark_jax.io.cost_file import CostFile

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dspark_jax import costs, plans, rounds, scheduler
-from dspark_jax.batching import BatchShape
+from dspark_jax.batch_shape import BatchShape
 from dspark_jax.costs import CostTable
 from dspark_jax.plans import Outlook, Plan, whole
 from dspark_jax.state import DecodeConfig, DecodeState, Models, block_size, plans_of

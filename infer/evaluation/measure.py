@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from dspark_jax import batching, generation
+from dspark_jax import batch_shape, generation
 from dspark_jax.batching import NO_FACTS, Facts
 from dspark_jax.config import InputError, require
 from dspark_jax.generation import Pair
@@ -108,7 +108,7 @@ def decode(
         threshold=threshold,
         trace=True,
     )
-    shape = batching.plan(pair.models, everything, min(slots, len(everything)))
+    shape = batch_shape.plan(pair.models, everything, min(slots, len(everything)))
     known = NO_FACTS
     temperatures = drafter.temperatures
     if temperatures is not None and size == drafter.block_size:

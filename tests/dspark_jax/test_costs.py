@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from dspark_jax import batching, costs, decode, generation
-from dspark_jax.batching import BatchShape, Facts
+from dspark_jax.batch_shape import BatchShape
+from dspark_jax.batching import Facts
 from dspark_jax.config import InputError
 from dspark_jax.costs import CostTable
 from dspark_jax.plans import Plan

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from dspark_jax import batching, decode, generation, sharding
-from dspark_jax.batching import NO_FACTS, BatchShape, Facts
+from dspark_jax.batch_shape import BatchShape
+from dspark_jax.batching import NO_FACTS, Facts
 from dspark_jax.costs import CostTable
 from dspark_jax.drafters import dspark
 from dspark_jax.plans import whole

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from dspark_jax import batching, generation
+from dspark_jax import batch_shape, generation
 from dspark_jax.request import Completion, Request
 from infer.engine import Engine, Run
 from tests.infer.conftest import IDS, continuation
@@ -17,7 +17,7 @@ REQUESTS = [Request([IDS[last]], max_new_tokens=limit) for last, limit in LASTS.
 def engine(folders, quick_compile):
     pair = generation.load(folders.target, folders.draft)
     cfg = generation.decode_config(pair.models, REQUESTS, policy="threshold", threshold=0.5)
-    return Engine(pair, batching.plan(pair.models, REQUESTS, 2), cfg)
+    return Engine(pair, batch_shape.plan(pair.models, REQUESTS, 2), cfg)
 
 
 def completion(*token_ids):

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from dspark_jax import batching, costs, generation
+from dspark_jax import batch_shape, batching, costs, generation
 from dspark_jax.config import InputError
 from dspark_jax.costs import CostTable
 from dspark_jax.io import files
@@ -27,7 +27,7 @@ REQUEST = Request([1, 2, 3], max_new_tokens=4)
 def known(folders, tmp_path):
     """A pair, its batch, and settings with the files of facts about it."""
     pair = generation.load(folders.target, folders.draft)
-    shape = batching.plan(pair.models, [REQUEST], SLOTS)
+    shape = batch_shape.plan(pair.models, [REQUEST], SLOTS)
     cfg = generation.decode_config(pair.models, [REQUEST], policy="delayed")
     plans = plans_of(pair.models, cfg, SLOTS)
     names = {
@@ -67,7 +67,7 @@ def test_read(known, capsys):
     settings, pair, shape, cfg, costs, _ = known
     found = facts.gather(settings, pair, shape, cfg)
     assert found.costs == costs.table
-    each = facts.megabytes(batching.bytes_per_row(pair.models, shape, lazy=True))
+    each = facts.megabytes(batch_shape.bytes_per_row(pair.models, shape, lazy=True))
     kinds = len(plans_of(pair.models, cfg, shape.rows))
     assert capsys.readouterr().err.splitlines() == [
         f"2 slots of {shape.length} positions, {each} each",
@@ -160,7 +160,7 @@ def test_a_calibration_of_something_else_is_refused(known):
 def test_rows_that_do_not_fit_are_refused(known, monkeypatch):
     """A newcomer's row is beside those of the slots."""
     settings, pair, shape, cfg, *_ = known
-    needed = (SLOTS + 1) * batching.bytes_per_row(pair.models, shape, lazy=True)
+    needed = (SLOTS + 1) * batch_shape.bytes_per_row(pair.models, shape, lazy=True)
     for free in (needed, None):
         monkeypatch.setattr(facts, "free_bytes", lambda free=free: free)
         facts.gather(settings, pair, shape, cfg)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dspark_jax import batching, decode, generation, prefill
+from dspark_jax import batch_shape, batching, decode, generation, prefill
 from dspark_jax.costs import CostTable
 from dspark_jax.io import cli
 from dspark_jax.plans import Plan
@@ -110,7 +110,7 @@ def test_the_loop_ends_when_a_slot_stays_empty(folders):
         Request([IDS["1"], IDS[str(n)]], max_new_tokens=limit) for n, limit in enumerate(limits)
     ]
     cfg = generation.decode_config(pair.models, asked, policy="fixed")
-    engine = Engine(pair, batching.plan(pair.models, asked, 2), cfg)
+    engine = Engine(pair, batch_shape.plan(pair.models, asked, 2), cfg)
     engine.warm_up(refill=True)
     programs = (decode.decode_rounds, prefill.prefill, prefill.read, batching._seat)
     compiled = [program._cache_size() for program in programs]

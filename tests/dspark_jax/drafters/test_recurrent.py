@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from dspark_jax import batching, generation, plans
-from dspark_jax.batching import BatchShape, Facts
+from dspark_jax import batch_shape, batching, generation, plans
+from dspark_jax.batch_shape import BatchShape
+from dspark_jax.batching import Facts
 from dspark_jax.config import Eagle3Config, InputError, MtpConfig
 from dspark_jax.costs import CostTable
 from dspark_jax.drafters import recurrent
@@ -427,7 +428,7 @@ def test_greedy_rounds_of_the_reference(reference, golden):
     entries = json.loads((folder / "expected_decode.json").read_text())["greedy"]
     asked = [Request(e["prompt"], max_new_tokens=len(e["output"])) for e in entries]
     cfg = generation.decode_config(models, asked, ignore_stop=True)
-    shape = batching.plan(models, asked, slots=2)
+    shape = batch_shape.plan(models, asked, slots=2)
     done = {}
     for rows in batching.serve(models, asked, shape, cfg, lambda ids: ""):
         done |= {row.number: row for row in rows if row.finish_reason}
@@ -453,7 +454,7 @@ def test_sampled_acceptance_of_the_reference(reference, golden):
         for i, s in enumerate(starts)
     ]
     cfg = generation.decode_config(models, asked, ignore_stop=True)
-    shape = batching.plan(models, asked, slots=len(asked))
+    shape = batch_shape.plan(models, asked, slots=len(asked))
     means = np.zeros(len(asked))
     for rows in batching.serve(models, asked, shape, cfg, lambda ids: ""):
         for row in rows:
