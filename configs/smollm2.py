@@ -24,7 +24,7 @@ SETTINGS = Settings(
     drafter=DrafterSettings(
         # The whole LM head is as large as eight layers of the drafter, and would be most of what a
         # draft costs.
-        num_layers=3,
+        num_layers=2,
         draft_vocab_size=8_192,
         block_size=5,
         head="vanilla",
@@ -34,7 +34,7 @@ SETTINGS = Settings(
         # <empty_output>: its embedding equals, but for quantisation, those of ten other tokens for
         # parts of notebooks and issues. None was ever trained: the target emits none of them.
         mask_token_id=16,
-        num_anchors=32,
+        num_anchors=16,
     ),
     data=DataSettings(files=(), max_length=512, batch_size=8),
     loss=LossConfig(ce_weight=0.1, tv_weight=0.9, confidence_weight=1.0, loss_decay=4.0),
