@@ -17,7 +17,7 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
 
@@ -132,22 +132,45 @@ def train_case(pair: generation.Pair, tokens: np.ndarray, *, steps: int = 8) -> 
     return Case("train, 4 x 192, 24 anchors", timed(run))
 
 
-def hf_case(settings: Settings, tokens: np.ndarray) -> Case:
-    """Plain decoding of one row by transformers, in a process of its own that stays alive."""
-    command = [str(settings.hf_python), str(Path(__file__).with_name("hf_generate.py"))]
-    command += [str(settings.target), str(NEW)]
+def hf_case(
+    python: Path,
+    target: Path,
+    prompts: Sequence[Sequence[int]],
+    new_tokens: int,
+    *,
+    name: str = HF,
+    options: Sequence[str] = (),
+) -> Case:
+    """Plain decoding by transformers, a prompt at a time, in a process that stays alive.
+
+    Args:
+      python: an interpreter with torch and transformers.
+      target: Hugging Face folder.
+      options: of `hf_generate.py`.
+    """
+    command = [str(python), str(Path(__file__).with_name("hf_generate.py"))]
+    command += [str(target), str(new_tokens), *options]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
-    prompt = json.dumps(tokens[:PROMPT].tolist())
+    line = json.dumps([list(prompt) for prompt in prompts])
 
     def run() -> float:
         assert process.stdin
         assert process.stdout
-        print(prompt, file=process.stdin, flush=True)
+        print(line, file=process.stdin, flush=True)
         return float(process.stdout.readline())
 
-    return Case(HF, run)
+    return Case(name, run)
+
+
+def in_turn(cases: Sequence[Case], repeats: int) -> dict[str, list[float]]:
+    """Tokens per second of every case in every repeat, by their names."""
+    speeds: dict[str, list[float]] = {case.name: [] for case in cases}
+    for _ in range(repeats):
+        for case in cases:
+            speeds[case.name].append(case.run())
+    return speeds
 
 
 def measure(cases: list[Case], repeats: int) -> list[dict[str, float | str]]:
@@ -157,10 +180,7 @@ def measure(cases: list[Case], repeats: int) -> list[dict[str, float | str]]:
         start = time.perf_counter()
         case.run()
         compile_seconds[case.name] = time.perf_counter() - start
-    speeds: dict[str, list[float]] = {case.name: [] for case in cases}
-    for _ in range(repeats):
-        for case in cases:
-            speeds[case.name].append(case.run())
+    speeds = in_turn(cases, repeats)
     return [
         {
             "case": name,
@@ -193,7 +213,8 @@ def main(settings: Settings) -> None:
     ]
     cases.append(train_case(pair, tokens))
     if settings.hf_python:
-        cases.append(hf_case(settings, tokens))
+        prompts = [tokens[:PROMPT].tolist()]
+        cases.append(hf_case(settings.hf_python, settings.target, prompts, NEW))
     table = measure(cases, settings.repeats)
     print(f"{platform.machine()}, {os.cpu_count()} cores, jax {jax.__version__}, {date.today()}")
     print(f"{'':32}{'tokens/s':>10}{'least':>10}{'most':>10}{'compile s':>11}{'x HF':>10}")

@@ -183,8 +183,9 @@ def make_cases(settings: Settings, folder: Path) -> tuple[dict[str, Callable[[],
         "stored": lambda: stored.run(steps),
     }
     if settings.hf_python:
-        asked = core.Settings(target=settings.target, hf_python=settings.hf_python)
-        once = core.hf_case(asked, tokens).run  # a quarter of a second
+        prompts = [tokens[: core.PROMPT].tolist()]
+        once = core.hf_case(settings.hf_python, settings.target, prompts, core.NEW).run
+        # a quarter of a second
         cases[HF] = lambda: statistics.median(once() for _ in range(HF_TIMES))
     return cases, (online, stored)
 

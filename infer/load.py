@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import scipy.stats
 
 from dspark_jax import batching, generation
@@ -46,6 +47,19 @@ def closed_loop(engine: Engine, requests: Sequence[Request]) -> Run:
         [generation.completion(row, engine.pair, engine.cfg, engine.facts) for row in ordered],
         seconds,
     )
+
+
+def varied(prompts: Sequence[Request], count: int, seed: int) -> list[Request]:
+    """So many requests: the prompts in turn, each with a limit of its own, from half of it.
+
+    Rows of one length would all end at once.
+    """
+    made = []
+    for stream, part in enumerate(np.random.default_rng(seed).uniform(0.5, 1, count)):
+        request = prompts[stream % len(prompts)]
+        limit = max(1, round(part * request.max_new_tokens))
+        made.append(dataclasses.replace(request, max_new_tokens=limit, stream=stream))
+    return made
 
 
 @dataclasses.dataclass(frozen=True)

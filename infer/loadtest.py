@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
-import numpy as np
 from tqdm import tqdm
 
 from dspark_jax import batch_shape, generation
@@ -206,14 +205,7 @@ def build_requests(settings: Settings, lines: Sequence[Line], pair: Pair) -> lis
             raise InputError(f"{settings.prompts} {prompt.error}")
         prompts.append(prompt.request)
     count = settings.repeats * settings.count(max(settings.concurrencies))
-    rng = np.random.default_rng(settings.seed)
-    parts = rng.uniform(0.5, 1, count)
-    made = []
-    for stream, part in enumerate(parts):
-        request = prompts[stream % len(prompts)]
-        limit = max(1, round(part * request.max_new_tokens))
-        made.append(dataclasses.replace(request, max_new_tokens=limit, stream=stream))
-    return made
+    return load.varied(prompts, count, settings.seed)
 
 
 def config(
@@ -284,10 +276,12 @@ def summarise(engine: Engine, runs: Sequence[Run], table: CostTable) -> Result:
         drafts_per_round=load.mean_drafts(rounds),
         mean_accepted_length=mean_accepted_length(completions),
         time_shares=stages.shares(
-            rounds,
-            table,
-            {k: stages.draft_seconds(models, cfg, shape, k) for k in rounds},
-            {k: stages.schedule_seconds(models, cfg, shape.rows, table, k) for k in rounds},
+            stages.seconds(
+                rounds,
+                table,
+                {k: stages.draft_seconds(models, cfg, shape, k) for k in rounds},
+                {k: stages.schedule_seconds(models, cfg, shape.rows, table, k) for k in rounds},
+            )
         ),
     )
 

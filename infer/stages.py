@@ -38,13 +38,13 @@ class Stages:
     verify: float
 
 
-def shares(
+def seconds(
     rounds: Mapping[int, Rounds],
     table: CostTable,
     draft: Mapping[int, float],
     schedule: Mapping[int, float],
 ) -> Stages:
-    """Shares of the time of rounds, in the mean over those that were run.
+    """Seconds of a round, in the mean over those that were run.
 
     Args:
       rounds: by drafts k. A round of k drafts that verifies n tokens of a row takes what the cost
@@ -55,25 +55,31 @@ def shares(
     total = drafting = scheduling = 0.0
     for k, found in rounds.items():
         sizes = plans.capacities(tuple(table.seconds), k)
-        seconds = [table.seconds[Plan(k, size)] for size in sizes]
-        total += found.count * float(np.interp(table.rows * found.verified, sizes, seconds))
+        costs = [table.seconds[Plan(k, size)] for size in sizes]
+        total += found.count * float(np.interp(table.rows * found.verified, sizes, costs))
         drafting += found.count * draft[k]
         scheduling += found.count * schedule[k]
-    # Timed apart they may add up to more than the whole, by noise.
-    total = max(total, drafting + scheduling)
-    if total == 0:
+    count = sum(found.count for found in rounds.values())
+    if not count:
         return Stages(0.0, 0.0, 0.0)
-    draft_share, schedule_share = drafting / total, scheduling / total
-    return Stages(draft_share, schedule_share, max(0.0, 1 - draft_share - schedule_share))
+    # Timed apart they may add up to more than the whole, by noise.
+    verifying = max(0.0, total - drafting - scheduling)
+    return Stages(drafting / count, scheduling / count, verifying / count)
+
+
+def shares(stages: Stages) -> Stages:
+    """What part of the whole each is; of nothing all are 0."""
+    total = stages.draft + stages.schedule + stages.verify
+    if total == 0:
+        return stages
+    return Stages(stages.draft / total, stages.schedule / total, stages.verify / total)
 
 
 def draft_seconds(models: Models, cfg: DecodeConfig, shape: BatchShape, drafts: int) -> float:
     """Time of drafting so many tokens for all rows, which are half full."""
     if drafts == 0:
         return 0.0
-    context = max(0, min(shape.length // 2, shape.length - drafts - 3))
-    state = costs.create_rows(models, cfg, shape.rows, shape.length)
-    state = dataclasses.replace(state, position=jnp.full(shape.rows, context, jnp.int32))
+    state = half_full(models, cfg, shape, drafts)
     looks = cfg.policy in ("threshold", "causal", "delayed")
     cfg = dataclasses.replace(cfg, policy="fixed", threshold=None)
 
@@ -82,7 +88,14 @@ def draft_seconds(models: Models, cfg: DecodeConfig, shape: BatchShape, drafts: 
         state, total = _draft(models, state, np.int32(count), cfg=cfg, drafts=drafts, looks=looks)
         return total
 
-    return _seconds_each(call)
+    return seconds_each(call)
+
+
+def half_full(models: Models, cfg: DecodeConfig, shape: BatchShape, drafts: int) -> DecodeState:
+    """Rows half of whose positions are taken, or less to have room for a block."""
+    context = max(0, min(shape.length // 2, shape.length - drafts - 3))
+    state = costs.create_rows(models, cfg, shape.rows, shape.length)
+    return dataclasses.replace(state, position=jnp.full(shape.rows, context, jnp.int32))
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "drafts", "looks"), donate_argnames="state")
@@ -129,7 +142,7 @@ def schedule_seconds(
     def call(count: int) -> jax.Array:
         return _schedule(confidences, sps, outlook, np.int32(count), cfg=cfg, choices=choices)
 
-    return _seconds_each(call)
+    return seconds_each(call)
 
 
 @functools.partial(jax.jit, static_argnames=("cfg", "choices"))
@@ -168,7 +181,7 @@ def _schedule(
     return total if outlook is None else total + outlook.plan
 
 
-def _seconds_each(call: Callable[[int], jax.Array]) -> float:
+def seconds_each(call: Callable[[int], jax.Array]) -> float:
     """Median time of one of the many that a call does, without compiling and dispatch."""
 
     def timed(count: int) -> float:

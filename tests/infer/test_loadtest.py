@@ -1,5 +1,6 @@
 """Load on a pair that can be followed by hand (tests/infer/conftest.py)."""
 
+import dataclasses
 import json
 import statistics
 from types import SimpleNamespace
@@ -68,17 +69,21 @@ def test_rounds_by_drafts(tiny_pair):
     assert load.mean_drafts({}) is None
 
 
-def test_shares_by_hand():
+def test_stages_by_hand():
     """Two rows: 3 rounds without drafts of 2 s, and one that reads 5 tokens, in 6 s, between."""
     table = CostTable(2, {Plan(0, 2): 2.0, Plan(3, 4): 5.0, Plan(3, 8): 9.0})
     rounds = {0: Rounds(3, 1.0), 3: Rounds(1, 2.5)}
-    found = stages.shares(rounds, table, {0: 0.0, 3: 3.0}, {0: 0.1, 3: 0.3})
+    mean = stages.seconds(rounds, table, {0: 0.0, 3: 3.0}, {0: 0.1, 3: 0.3})
+    assert dataclasses.astuple(mean) == pytest.approx((3 / 4, 0.6 / 4, 8.4 / 4))
+    found = stages.shares(mean)
     assert found.draft == pytest.approx(3 / 12)
     assert found.schedule == pytest.approx(0.6 / 12)
     assert found.verify == pytest.approx(8.4 / 12)
-    noise = stages.shares({0: Rounds(1, 1.0)}, table, {0: 3.0}, {0: 1.0})
-    assert noise == Stages(0.75, 0.25, 0.0)
-    assert stages.shares({}, table, {}, {}) == Stages(0.0, 0.0, 0.0)
+    noise = stages.seconds({0: Rounds(1, 1.0)}, table, {0: 3.0}, {0: 1.0})
+    assert noise == Stages(3.0, 1.0, 0.0)
+    assert stages.shares(noise) == Stages(0.75, 0.25, 0.0)
+    nothing = Stages(0.0, 0.0, 0.0)
+    assert stages.seconds({}, table, {}, {}) == stages.shares(nothing) == nothing
 
 
 def result(concurrency, policy, *speeds):

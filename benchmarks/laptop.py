@@ -1,0 +1,257 @@
+"""One user on a small machine: drafters at several block lengths, plain decoding, transformers.
+
+    python benchmarks/laptop.py --draft DIR DIR ... --block-sizes 1 3 5 --prompts FILE
+                                [--target GGUF] [--hf-python PYTHON] [--json FILE]
+
+Greedy, float32, one row: the prompts are decoded one after the other up to their stop token or the
+limit, by all in turn in every repeat; ratios are taken within a repeat. Prefill is part of the
+time, and compiling isn't. `generate` of transformers decodes the same prompts, in float32 and
+in bfloat16, from a folder that the target's weights are written to for the time of the run.
+
+Then the parts of a round (`parts` says how each is timed), in turn as well; beside each the part of
+its time that reading its weights would take at the bandwidth of a jitted sum over a large array.
+More than 100 % is possible where weights stay in the caches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import core
+import jax
+import parts
+import tyro
+
+from dspark_jax import batching, generation
+from dspark_jax.generation import EMBEDDED, Pair
+from dspark_jax.io import hf
+from dspark_jax.plans import whole
+from dspark_jax.request import Request
+from dspark_jax.state import Models, block_size
+from infer import facts, load, loadtest, requests, stages
+from infer.engine import Engine, Run
+from infer.summary import compare, mean_accepted_length
+
+PLAIN = "plain"
+HF_DTYPES = ("float32", "bfloat16")
+PARTS = ("backbone", "lm_head", "head", "verify", "rest")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Measures drafters of one target for one user on this machine."""
+
+    target: Path = Path("runs/models/SmolLM2-135M-Instruct.Q4_1.gguf")
+    draft: tuple[Path, ...] = (EMBEDDED / "drafter",)
+    """Folders of drafters, whose names are those of the table."""
+    prompts: Path | None = None
+    """JSONL file, as for infer.generate; default: those of infer.loadtest."""
+    count: int = 8
+    """Prompts that are decoded, the first of the file."""
+    block_sizes: tuple[int, ...] = ()
+    """Drafts a round; each drafter is run at those it was trained for. Default: all of its own."""
+    max_new_tokens: int = 128
+    repeats: int = 5
+    hf_python: Path | None = None
+    """Interpreter with torch and transformers: plain decoding by them is measured in turn."""
+    json: Path | None = None
+    """Write the figures here too."""
+
+
+def read_prompts(settings: Settings, pair: Pair) -> list[Request]:
+    path = settings.prompts
+    lines = loadtest.demo_pieces() if path is None else requests.read_lines(path)
+    defaults = Request((0,), max_new_tokens=settings.max_new_tokens)
+    return requests.build_alike(
+        path or Path("prompts"), lines[: settings.count], pair, defaults=defaults
+    )
+
+
+def make_engines(pairs: Mapping[str, Pair], asked: Sequence[Request]) -> dict[str, Engine]:
+    """One row for each system, all of one shape."""
+    shapes = [batching.plan(pair.models, asked, 1) for pair in pairs.values()]
+    shape = max(shapes, key=lambda s: s.length)
+    return {
+        name: Engine(pair, shape, generation.decode_config(pair.models, asked))
+        for name, pair in pairs.items()
+    }
+
+
+def decode_case(
+    name: str, engine: Engine, asked: Sequence[Request], last: dict[str, Run]
+) -> core.Case:
+    """Decoding of all prompts; `last` keeps what came out."""
+
+    def run() -> float:
+        last[name] = engine.decode(asked)
+        return last[name].tokens / last[name].seconds
+
+    return core.Case(name, run)
+
+
+def hf_cases(
+    settings: Settings, models: Models, asked: Sequence[Request], folder: Path
+) -> list[core.Case]:
+    """Transformers in each type, on the target's weights, which are written to `folder`."""
+    if settings.hf_python is None:
+        return []
+    cfg, target = models.target_config, models.target
+    if cfg.tie_embeddings:
+        target = dataclasses.replace(target, lm_head=None)
+    hf.save_target(folder, cfg, target)
+    python, prompts = settings.hf_python, [list(r.token_ids) for r in asked]
+    return [
+        core.hf_case(
+            python,
+            folder,
+            prompts,
+            settings.max_new_tokens,
+            name=f"transformers, {dtype}",
+            options=("--dtype", dtype, "--stop"),
+        )
+        for dtype in HF_DTYPES
+    ]
+
+
+def measure_speeds(
+    settings: Settings, engines: Mapping[str, Engine], asked: Sequence[Request]
+) -> list[dict[str, Any]]:
+    """Speeds of all, their ratios to plain decoding and to the best of transformers."""
+    last: dict[str, Run] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        theirs = hf_cases(settings, engines[PLAIN].pair.models, asked, Path(folder))
+        ours = [decode_case(name, engine, asked, last) for name, engine in engines.items()]
+        for case in (*ours, *theirs):
+            case.run()  # compiles
+        speeds = core.in_turn([*ours, *theirs], settings.repeats)
+    best = max((speeds[case.name] for case in theirs), key=statistics.median, default=None)
+    found = []
+    for name, values in speeds.items():
+        row: dict[str, Any] = {
+            "system": name,
+            "tokens_per_second": statistics.median(values),
+            "tokens_per_second_by_repeat": values,
+            "times_plain": dataclasses.asdict(load.paired_ratio(values, speeds[PLAIN])),
+            "times_transformers": None,
+            "accepted_length": None,
+            "other_completions": None,
+        }
+        if best is not None:
+            row["times_transformers"] = dataclasses.asdict(load.paired_ratio(values, best))
+        if name in last:
+            row["accepted_length"] = mean_accepted_length(last[name].completions)
+            differ = compare(last[name], last[PLAIN])["baseline_mismatches"]
+            row["other_completions"] = differ
+        found.append(row)
+    return found
+
+
+def round_parts(engine: Engine) -> dict[str, float]:
+    """Seconds of the parts of a round, timed once."""
+    models, cfg, shape = engine.pair.models, engine.cfg, engine.shape
+    drafts = block_size(models, cfg)
+    plan = whole(shape.rows, drafts)
+    total = facts.measure_costs(models, shape, cfg, [plan]).seconds[plan]
+    draft = stages.draft_seconds(models, cfg, shape, drafts)
+    verify = parts.verify_seconds(models, cfg, shape, drafts)
+    found = {"verify": verify, "rest": total - draft - verify, "round": total}
+    if models.drafter is None:
+        return found
+    head = parts.head_seconds(models, cfg, shape, drafts)
+    lm_head = parts.lm_head_seconds(models, shape.rows, drafts)
+    if head is not None:
+        found["head"] = head
+    return found | {"lm_head": lm_head, "backbone": draft - lm_head - (head or 0.0)}
+
+
+def measure_parts(
+    engines: Mapping[str, Engine], repeats: int
+) -> tuple[float, list[dict[str, Any]]]:
+    """Bandwidth in bytes a second, and the parts of the rounds of all systems: medians."""
+    bandwidths = []
+    times: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
+    for _ in range(repeats):
+        bandwidths.append(parts.bandwidth())
+        for name, engine in engines.items():
+            times[name].append(round_parts(engine))
+    rate, found = statistics.median(bandwidths), []
+    for name, engine in engines.items():
+        seconds = {part: statistics.median(t[part] for t in times[name]) for part in times[name][0]}
+        models = engine.pair.models
+        read = parts.weight_bytes(models, block_size(models, engine.cfg))
+        roof = {part: n / rate / seconds[part] for part, n in read.items()}
+        found.append({"system": name, "seconds": seconds, "weight_bytes": read, "roof": roof})
+    return rate, found
+
+
+def interval(ratio: Mapping[str, Any] | None) -> str:
+    if ratio is None:
+        return "-"
+    if ratio["low"] is None:
+        return f"{ratio['mean']:.2f}"
+    return f"{ratio['mean']:.2f} ({ratio['low']:.2f}..{ratio['high']:.2f})"
+
+
+def print_speeds(rows: Sequence[Mapping[str, Any]]) -> None:
+    print(
+        f"{'':32}{'tokens/s':>10}{'least':>9}{'most':>9}{'accepted':>10}{'differ':>8}"
+        f"{'x plain (95 %)':>20}{'x transformers':>20}"
+    )
+    for row in rows:
+        values, accepted = row["tokens_per_second_by_repeat"], row["accepted_length"]
+        differ = row["other_completions"]
+        print(
+            f"{row['system']:32}{row['tokens_per_second']:10.1f}{min(values):9.1f}"
+            f"{max(values):9.1f}{'-' if accepted is None else f'{accepted:.2f}':>10}"
+            f"{'-' if differ is None else differ:>8}"
+            f"{interval(row['times_plain']):>20}{interval(row['times_transformers']):>20}"
+        )
+
+
+def print_parts(rate: float, rows: Sequence[Mapping[str, Any]]) -> None:
+    print(f"a round in ms, and the part of it that reading weights takes at {rate / 1e9:.1f} GB/s")
+    print(f"{'':32}" + "".join(f"{name:>15}" for name in (*PARTS, "round")))
+
+    def cell(row: Mapping[str, Any], part: str) -> str:
+        if part not in row["seconds"]:
+            return "-"
+        ms = f"{1e3 * row['seconds'][part]:.2f}"
+        return f"{ms} {row['roof'][part]:4.0%}" if part in row["roof"] else ms
+
+    for row in rows:
+        print(f"{row['system']:32}" + "".join(f"{cell(row, p):>15}" for p in (*PARTS, "round")))
+
+
+def main(settings: Settings) -> None:
+    plain, pairs = parts.load_systems(
+        settings.target, settings.draft, settings.block_sizes, "float32"
+    )
+    asked = read_prompts(settings, plain)
+    engines = make_engines({PLAIN: plain, **pairs}, asked)
+    device = jax.devices()[0].device_kind
+    print(
+        f"{platform.machine()}, {device}, {os.cpu_count()} cores, jax {jax.__version__},"
+        f" {date.today()}; {len(asked)} prompts"
+    )
+    speeds = measure_speeds(settings, engines, asked)
+    print_speeds(speeds)
+    rate, rounds = measure_parts(engines, settings.repeats)
+    print_parts(rate, rounds)
+    if settings.json is not None:
+        values = {"machine": platform.machine(), "device": device, "jax": jax.__version__}
+        values |= {"date": str(date.today()), "settings": dataclasses.asdict(settings)}
+        values |= {"speeds": speeds, "bandwidth": rate, "rounds": rounds}
+        settings.json.write_text(json.dumps(values, indent=2, default=str) + "\n")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Settings, description=__doc__))
