@@ -37,7 +37,7 @@ from dspark_jax.io import hf
 from dspark_jax.plans import whole
 from dspark_jax.request import Request
 from dspark_jax.state import Models, block_size
-from infer import facts, load, loadtest, requests, stages
+from infer import facts, load, loadtest, requests
 from infer.engine import Engine, Run
 from infer.summary import compare, mean_accepted_length
 
@@ -161,16 +161,15 @@ def round_parts(engine: Engine) -> dict[str, float]:
     drafts = block_size(models, cfg)
     plan = whole(shape.rows, drafts)
     total = facts.measure_costs(models, shape, cfg, [plan]).seconds[plan]
-    draft = stages.draft_seconds(models, cfg, shape, drafts)
+    draft, head = parts.draft_seconds(models, cfg, shape, drafts)
     verify = parts.verify_seconds(models, cfg, shape, drafts)
-    found = {"verify": verify, "rest": total - draft - verify, "round": total}
-    if models.drafter is None:
-        return found
-    head = parts.head_seconds(models, cfg, shape, drafts)
-    lm_head = parts.lm_head_seconds(models, shape.rows, drafts)
+    found = {"verify": verify, "rest": total - draft - (head or 0.0) - verify, "round": total}
     if head is not None:
         found["head"] = head
-    return found | {"lm_head": lm_head, "backbone": draft - lm_head - (head or 0.0)}
+    if models.drafter is not None:
+        found["lm_head"] = parts.lm_head_seconds(models, shape.rows, drafts)
+        found["backbone"] = draft - found["lm_head"]
+    return found
 
 
 def measure_parts(
@@ -204,7 +203,7 @@ def interval(ratio: Mapping[str, Any] | None) -> str:
 def print_speeds(rows: Sequence[Mapping[str, Any]]) -> None:
     print(
         f"{'':32}{'tokens/s':>10}{'least':>9}{'most':>9}{'accepted':>10}{'differ':>8}"
-        f"{'x plain (95 %)':>20}{'x transformers':>20}"
+        f"{'x plain (95 %)':>23}{'x transformers':>23}"
     )
     for row in rows:
         values, accepted = row["tokens_per_second_by_repeat"], row["accepted_length"]
@@ -213,7 +212,7 @@ def print_speeds(rows: Sequence[Mapping[str, Any]]) -> None:
             f"{row['system']:32}{row['tokens_per_second']:10.1f}{min(values):9.1f}"
             f"{max(values):9.1f}{'-' if accepted is None else f'{accepted:.2f}':>10}"
             f"{'-' if differ is None else differ:>8}"
-            f"{interval(row['times_plain']):>20}{interval(row['times_transformers']):>20}"
+            f"{interval(row['times_plain']):>23}{interval(row['times_transformers']):>23}"
         )
 
 

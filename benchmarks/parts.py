@@ -3,7 +3,7 @@
 In decoding a round is one program, so that its parts are timed apart, each in a loop of its own
 (`infer.stages`):
 
-    sequential head   drafting with the head, less drafting of the same weights without it, in turn
+    sequential head   drafting with the head, less drafting by the same weights without it
     LM head           the product of as many states as a draft has, and a choice from it; of a
                       drafter that makes a token at a time, K times that of one state a row
     backbone          what is left of drafting: layers, embedding, choice of tokens
@@ -12,7 +12,7 @@ In decoding a round is one program, so that its parts are timed apart, each in a
                       commit, and the states that the drafter takes in
 
 What is left over has the noise of all that was taken off, and may come out below 0 where it is
-little. Confidences are left out, as the policy `fixed` does not look at them.
+little: the benchmarks time all systems in turn, many times, and take medians.
 """
 
 from __future__ import annotations
@@ -42,8 +42,6 @@ from dspark_jax.targets import dense
 from dspark_jax.targets.dense import Target
 from infer import stages
 
-HEAD_REPEATS = 5
-"""Times that drafting with and without the sequential head is compared."""
 BYTES = 256 * 2**20
 """That are read to measure the bandwidth: far more than caches hold."""
 
@@ -89,17 +87,18 @@ def without_head(models: Models) -> Models | None:
     return dataclasses.replace(models, drafter=bare)
 
 
-def head_seconds(models: Models, cfg: DecodeConfig, shape: BatchShape, drafts: int) -> float | None:
-    """Time of the sequential head in drafting so many tokens for all rows; None without one."""
-    bare = without_head(models)
-    if bare is None or drafts == 0:
-        return None
-    cfg = dataclasses.replace(cfg, policy="fixed", threshold=None)
-    return statistics.median(
-        stages.draft_seconds(models, cfg, shape, drafts)
-        - stages.draft_seconds(bare, cfg, shape, drafts)
-        for _ in range(HEAD_REPEATS)
-    )
+def draft_seconds(
+    models: Models, cfg: DecodeConfig, shape: BatchShape, drafts: int
+) -> tuple[float, float | None]:
+    """Time of drafting so many tokens for all rows: without the sequential head, and of that.
+
+    The confidences are taken with the head where the policy looks at them. None without a head.
+    """
+    bare, whole = without_head(models), stages.draft_seconds(models, cfg, shape, drafts)
+    if bare is None:
+        return whole, None
+    rest = stages.draft_seconds(bare, cfg, shape, drafts)
+    return rest, whole - rest
 
 
 def lm_head_seconds(models: Models, rows: int, drafts: int) -> float:

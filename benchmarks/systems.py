@@ -9,8 +9,10 @@ time holds prefill and rounds, and no compiling. Accepted lengths are those of a
 
 A whole round is that of the cost table, with all rows half full; drafting, the sequential head and
 scheduling are timed apart (`parts`, `infer.stages`), and the rest of the round is verifying, with
-the commit and all else. Where rounds differ, all are means over those that were run. A drafter
-without confidences decodes with the policy `fixed` whatever was asked for.
+the commit and all else. All systems are timed in turn, as often as there are repeats; medians.
+Where rounds differ, the times are means over those that were run. The head comes with the
+confidences where the policy looks at them. A drafter without them decodes with the policy `fixed`
+whatever was asked for.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ import parts
 import tyro
 
 from dspark_jax import batching, generation
-from dspark_jax.batching import NO_FACTS, BatchShape, Facts
+from dspark_jax.batching import BatchShape, Facts
 from dspark_jax.costs import CostTable
 from dspark_jax.generation import EMBEDDED, Pair
 from dspark_jax.request import Request
@@ -40,6 +42,7 @@ from infer.settings import COSTED
 from infer.summary import mean_accepted_length
 
 PLAIN = "plain"
+STAGES = ("draft", "head", "schedule", "verify")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,13 +89,11 @@ def read_prompts(settings: Settings, pair: Pair) -> list[Request]:
 
 def make_engine(
     settings: Settings, pair: Pair, shape: BatchShape, asked: Sequence[Request]
-) -> tuple[Engine, CostTable]:
-    """With its policy and what that must know, and the costs of the rounds that it may run."""
-    models = pair.models
-    drafter = models.drafter_config
-    policy = "none"
-    if drafter is not None:
-        policy = settings.policy if drafter.confidence_head else "fixed"
+) -> Engine:
+    """With its policy and what that must know."""
+    models, policy = pair.models, "none"
+    if models.drafter_config is not None:
+        policy = settings.policy if models.drafter_config.confidence_head else "fixed"
     cfg = generation.decode_config(
         models,
         asked,
@@ -100,9 +101,16 @@ def make_engine(
         ignore_stop=settings.ignore_eos,
         trace=policy == "delayed",
     )
-    table = facts.measure_costs(models, shape, cfg, plans_of(models, cfg, shape.rows))
-    known = Facts(table) if policy in COSTED else NO_FACTS
-    return Engine(pair, shape, cfg, known), table
+    engine = Engine(pair, shape, cfg)
+    if policy not in COSTED:
+        return engine
+    return dataclasses.replace(engine, facts=Facts(measure_costs(engine)))
+
+
+def measure_costs(engine: Engine) -> CostTable:
+    """Of the rounds that it may run."""
+    models, cfg, shape = engine.pair.models, engine.cfg, engine.shape
+    return facts.measure_costs(models, shape, cfg, plans_of(models, cfg, shape.rows))
 
 
 def decode_in_turn(
@@ -120,35 +128,42 @@ def decode_in_turn(
     return runs
 
 
-def summarise(
-    engine: Engine, table: CostTable, runs: Sequence[Run], plain: Sequence[Run]
-) -> dict[str, Any]:
-    """The figures of a system, seconds of the parts of its round among them."""
+def stage_seconds(engine: Engine, runs: Sequence[Run]) -> dict[str, float]:
+    """Seconds of the stages of a round, in the mean over those of the runs; timed once."""
     models, cfg, shape = engine.pair.models, engine.cfg, engine.shape
-    completions = [c for run in runs for c in run.completions]
-    rounds = load.rounds_by_drafts(engine, completions)
+    rounds = load.rounds_by_drafts(engine, [c for run in runs for c in run.completions])
+    table = measure_costs(engine)
+    draft = {k: parts.draft_seconds(models, cfg, shape, k) for k in rounds}
     mean = stages.seconds(
         rounds,
         table,
-        {k: stages.draft_seconds(models, cfg, shape, k) for k in rounds},
+        {k: bare + (head or 0.0) for k, (bare, head) in draft.items()},
         {k: stages.schedule_seconds(models, cfg, shape.rows, table, k) for k in rounds},
     )
-    head = None
-    if parts.without_head(models) is not None:
-        each = {k: parts.head_seconds(models, cfg, shape, k) or 0.0 for k in rounds}
-        total = sum(r.count for r in rounds.values())
-        head = sum(each[k] * r.count for k, r in rounds.items()) / total
+    heads = [(head, rounds[k].count) for k, (_, head) in draft.items() if head is not None]
+    found = {"verify": mean.verify}
+    if models.drafter is not None:
+        found |= {"draft": mean.draft, "schedule": mean.schedule}
+    if heads:
+        found["head"] = sum(s * n for s, n in heads) / sum(r.count for r in rounds.values())
+        found["draft"] -= found["head"]
+    return found
+
+
+def summarise(
+    engine: Engine,
+    runs: Sequence[Run],
+    plain: Sequence[Run],
+    timed: Sequence[Mapping[str, float]],
+) -> dict[str, Any]:
+    """The figures of a system; `timed` are its stages, as often as they were timed."""
+    completions = [c for run in runs for c in run.completions]
     speeds = [run.tokens / run.seconds for run in runs]
     return {
-        "rows": shape.rows,
-        "policy": cfg.policy,
-        "seconds": {
-            "draft": mean.draft - (head or 0.0),
-            "head": head,
-            "schedule": mean.schedule,
-            "verify": mean.verify,
-        },
-        "drafts_a_round": load.mean_drafts(rounds),
+        "rows": engine.shape.rows,
+        "policy": engine.cfg.policy,
+        "seconds": {stage: statistics.median(t[stage] for t in timed) for stage in timed[0]},
+        "drafts_a_round": load.mean_drafts(load.rounds_by_drafts(engine, completions)),
         "accepted_length": mean_accepted_length(completions),
         "tokens": sum(run.tokens for run in runs),
         "tokens_per_second": statistics.median(speeds),
@@ -161,7 +176,7 @@ def summarise(
 
 def print_row(name: str, found: Mapping[str, Any]) -> None:
     seconds, ratio = found["seconds"], found["times_plain"]
-    times = (*seconds.values(), sum(s or 0.0 for s in seconds.values()))
+    times = (*map(seconds.get, STAGES), sum(seconds.values()))
     accepted, interval = found["accepted_length"], "-"
     if ratio["low"] is not None:
         interval = f"{ratio['low']:.2f}..{ratio['high']:.2f}"
@@ -184,10 +199,9 @@ def main(settings: Settings) -> None:
     device = jax.devices()[0].device_kind
     print(f"{platform.machine()}, {device}, jax {jax.__version__}, {date.today()}")
     print(f"{settings.dtype}, temperature {settings.temperature}; a round in ms")
-    columns = ("draft", "head", "schedule", "verify", "round")
     print(
         f"{'rows':>4} {'':32}{'policy':>8}"
-        + "".join(f"{name:>9}" for name in columns)
+        + "".join(f"{name:>9}" for name in (*STAGES, "round"))
         + f"{'accepted':>10}{'tokens/s':>10}{'x plain':>9}{'95 %':>13}"
     )
     figures = []
@@ -195,11 +209,16 @@ def main(settings: Settings) -> None:
         count = settings.repeats * max(settings.requests, settings.requests_per_row * rows)
         asked = load.varied(prompts, count, settings.seed)
         shape = dataclasses.replace(max(shapes, key=lambda s: s.length), rows=rows)
-        made = {name: make_engine(settings, pair, shape, asked) for name, pair in systems.items()}
-        engines = {name: engine for name, (engine, _) in made.items()}
+        engines = {
+            name: make_engine(settings, pair, shape, asked) for name, pair in systems.items()
+        }
         runs = decode_in_turn(engines, asked, settings.repeats)
-        for name, (engine, table) in made.items():
-            found = summarise(engine, table, runs[name], runs[PLAIN])
+        timed: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
+        for _ in range(settings.repeats):
+            for name, engine in engines.items():
+                timed[name].append(stage_seconds(engine, runs[name]))
+        for name, engine in engines.items():
+            found = summarise(engine, runs[name], runs[PLAIN], timed[name])
             print_row(name, found)
             figures.append({"system": name} | found)
         # Executables of this many rows: a process has room for some thousands of them.
