@@ -52,7 +52,7 @@ class Settings:
 
     target: Path = Path("runs/models/SmolLM2-135M-Instruct.Q4_1.gguf")
     draft: tuple[Path, ...] = (EMBEDDED / "drafter",)
-    """Folders of drafters, whose names are those of the table."""
+    """Folders of drafters; what tells them apart in their paths are the names of the table."""
     prompts: Path | None = None
     """JSONL file, as for infer.generate; default: those of infer.loadtest."""
     count: int = 8
@@ -175,21 +175,27 @@ def round_parts(engine: Engine) -> dict[str, float]:
 def measure_parts(
     engines: Mapping[str, Engine], repeats: int
 ) -> tuple[float, list[dict[str, Any]]]:
-    """Bandwidth in bytes a second, and the parts of the rounds of all systems: medians."""
-    bandwidths = []
+    """Bandwidth in bytes a second, and the parts of the rounds of all systems: medians.
+
+    What part of the roof is reached is set against the bandwidth of the same repeat.
+    """
+    rates = []
     times: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
     for _ in range(repeats):
-        bandwidths.append(parts.bandwidth())
+        rates.append(parts.bandwidth())
         for name, engine in engines.items():
             times[name].append(round_parts(engine))
-    rate, found = statistics.median(bandwidths), []
+    found = []
     for name, engine in engines.items():
-        seconds = {part: statistics.median(t[part] for t in times[name]) for part in times[name][0]}
-        models = engine.pair.models
+        own, models = times[name], engine.pair.models
         read = parts.weight_bytes(models, block_size(models, engine.cfg))
-        roof = {part: n / rate / seconds[part] for part, n in read.items()}
+        roof = {
+            part: statistics.median(n / r / t[part] for r, t in zip(rates, own, strict=True))
+            for part, n in read.items()
+        }
+        seconds = {part: statistics.median(t[part] for t in own) for part in own[0]}
         found.append({"system": name, "seconds": seconds, "weight_bytes": read, "roof": roof})
-    return rate, found
+    return statistics.median(rates), found
 
 
 def interval(ratio: Mapping[str, Any] | None) -> str:

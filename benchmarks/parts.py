@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,6 +40,7 @@ from dspark_jax.state import DecodeConfig, DecodeState, Models
 from dspark_jax.targets import dense
 from dspark_jax.targets.dense import Target
 from infer import stages
+from infer.evaluation.sample import names_of
 
 BYTES = 256 * 2**20
 """That are read to measure the bandwidth: far more than caches hold."""
@@ -49,19 +49,18 @@ BYTES = 256 * 2**20
 def load_systems(
     target: Path, drafts: Sequence[Path], sizes: Sequence[int], dtype: str
 ) -> tuple[Pair, dict[str, Pair]]:
-    """The target alone, and with each drafter, by its folder's name and its block length.
+    """The target alone, and with each drafter, by the name of its folder and its block length.
+
+    The name is the part of the path that tells it from the others.
 
     Args:
       sizes: block lengths; of a drafter those that it was trained for count, or if none is, its
         own.
     Raises:
-      InputError: two drafters have one name, or one doesn't fit the target.
+      InputError: a folder was given twice, or its drafter doesn't fit the target.
     """
-    names = [path.resolve().name for path in drafts]
-    require(
-        len(set(names)) == len(names),
-        f"--draft: expected folders of different names, found {', '.join(names)}",
-    )
+    names = names_of([str(path.absolute()) for path in drafts])
+    require(len(set(names)) == len(names), "--draft: expected different folders")
     plain = generation.load(target, None, dtype=jnp.dtype(dtype))
     pairs = {}
     for name, path in zip(names, drafts, strict=True):
@@ -197,8 +196,9 @@ def head_bytes(head: heads.Markov, width: int, drafts: int) -> int:
 def bandwidth() -> float:
     """Bytes a second that are read from memory by a jitted sum over a large float32 array.
 
-    A sum reads and writes nothing, as a pass does with weights, on the threads that the models run
-    on. A copy would be bound by writing: a program of XLA's writes to memory that is new each time.
+    A sum reads and writes nothing, as a pass does with weights. A copy would be bound by writing: a
+    program of XLA's writes to memory that is new each time. The fastest of some calls counts, as it
+    is to be a roof.
     """
     values = jnp.ones(BYTES // 4, jnp.float32)
     jax.block_until_ready(_sum(values))
@@ -207,7 +207,7 @@ def bandwidth() -> float:
         start = time.perf_counter()
         jax.block_until_ready(_sum(values))
         times.append(time.perf_counter() - start)
-    return BYTES / statistics.median(times)
+    return BYTES / min(times)
 
 
 @jax.jit

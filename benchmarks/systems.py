@@ -51,7 +51,7 @@ class Settings:
 
     target: Path = EMBEDDED / "target"
     draft: tuple[Path, ...] = (EMBEDDED / "drafter",)
-    """Folders of drafters, whose names are those of the table."""
+    """Folders of drafters; what tells them apart in their paths are the names of the table."""
     prompts: Path | None = None
     """JSONL file, as for infer.generate; default: those of infer.loadtest."""
     rows: tuple[int, ...] = (1, 4, 16, 64)

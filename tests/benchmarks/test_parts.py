@@ -63,15 +63,17 @@ def test_a_drafter_of_one_token_reads_its_weights_at_each(tiny_pair, kind, taps,
 
 
 def test_systems_by_name_and_block(tmp_path):
-    drafter, other = EMBEDDED / "drafter", tmp_path / "other"
-    other.symlink_to(drafter)
-    trained = hf.load_drafter(drafter)[0].block_size
-    plain, pairs = parts.load_systems(EMBEDDED / "target", [drafter], (1, 3, 99), "float32")
-    assert list(pairs) == ["drafter, block 1", "drafter, block 3"]
-    assert pairs["drafter, block 3"].models.drafter_config.block_size == 3
+    folders = [tmp_path / name / "drafter" for name in ("one", "two")]
+    for folder in folders:
+        folder.parent.mkdir()
+        folder.symlink_to(EMBEDDED / "drafter")
+    trained = hf.load_drafter(folders[0])[0].block_size
+    plain, pairs = parts.load_systems(EMBEDDED / "target", folders, (1, 3, 99), "float32")
+    assert list(pairs) == [f"{name}, block {k}" for name in ("one", "two") for k in (1, 3)]
+    assert pairs["two, block 3"].models.drafter_config.block_size == 3
     assert all(pair.models.target is plain.models.target for pair in pairs.values())
     assert plain.models.drafter is None
-    _, pairs = parts.load_systems(EMBEDDED / "target", [drafter], (99,), "float32")
+    _, pairs = parts.load_systems(EMBEDDED / "target", folders[:1], (99,), "float32")
     assert list(pairs) == [f"drafter, block {trained}"]
-    with pytest.raises(InputError, match="folders of different names, found drafter, drafter"):
-        parts.load_systems(EMBEDDED / "target", [drafter, other], (), "float32")
+    with pytest.raises(InputError, match="--draft: expected different folders"):
+        parts.load_systems(EMBEDDED / "target", folders[:1] * 2, (), "float32")
