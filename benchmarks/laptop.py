@@ -31,7 +31,7 @@ import jax
 import parts
 import tyro
 
-from dspark_jax import batching, generation
+from dspark_jax import batch_shape, generation
 from dspark_jax.generation import EMBEDDED, Pair
 from dspark_jax.io import hf
 from dspark_jax.plans import whole
@@ -78,7 +78,7 @@ def read_prompts(settings: Settings, pair: Pair) -> list[Request]:
 
 def make_engines(pairs: Mapping[str, Pair], asked: Sequence[Request]) -> dict[str, Engine]:
     """One row for each system, all of one shape."""
-    shapes = [batching.plan(pair.models, asked, 1) for pair in pairs.values()]
+    shapes = [batch_shape.plan(pair.models, asked, 1) for pair in pairs.values()]
     shape = max(shapes, key=lambda s: s.length)
     return {
         name: Engine(pair, shape, generation.decode_config(pair.models, asked))

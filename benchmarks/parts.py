@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dspark_jax import generation, rounds, vocabulary
-from dspark_jax.batching import BatchShape
+from dspark_jax.batch_shape import BatchShape
 from dspark_jax.config import RecurrentConfig, require
 from dspark_jax.drafters import dspark, heads, recurrent
 from dspark_jax.flat import pack

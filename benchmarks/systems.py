@@ -30,8 +30,9 @@ import jax
 import parts
 import tyro
 
-from dspark_jax import batching, generation
-from dspark_jax.batching import BatchShape, Facts
+from dspark_jax import batch_shape, generation
+from dspark_jax.batch_shape import BatchShape
+from dspark_jax.batching import Facts
 from dspark_jax.costs import CostTable
 from dspark_jax.generation import EMBEDDED, Pair
 from dspark_jax.request import Request
@@ -195,7 +196,7 @@ def main(settings: Settings) -> None:
     )
     prompts = read_prompts(settings, plain)
     systems = {PLAIN: plain, **pairs}
-    shapes = [batching.plan(pair.models, prompts, 1) for pair in systems.values()]
+    shapes = [batch_shape.plan(pair.models, prompts, 1) for pair in systems.values()]
     device = jax.devices()[0].device_kind
     print(f"{platform.machine()}, {device}, jax {jax.__version__}, {date.today()}")
     print(f"{settings.dtype}, temperature {settings.temperature}; a round in ms")
