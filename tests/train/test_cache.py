@@ -225,7 +225,7 @@ def test_training_on_stored_states_is_training_online(
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), *trained)
 
 
-def test_a_drafter_may_tap_some_of_the_layers(command, given, whole, tmp_path):
+def test_a_drafter_may_tap_some_of_the_layers(given, whole):
     rows = open_part(given, whole, "training")
     for taps, wanted in (((2,), np.s_[WIDTH:]), ((2, 0), np.r_[WIDTH : 2 * WIDTH, :WIDTH])):
         options = ("--target-layer-ids", *map(str, taps), "--features", str(whole))
@@ -235,6 +235,10 @@ def test_a_drafter_may_tap_some_of_the_layers(command, given, whole, tmp_path):
             found = batch.batch.hidden
             np.testing.assert_array_equal(found.features, expected["features"][..., wanted])
             np.testing.assert_array_equal(found.final, expected["final"])
+
+
+@pytest.mark.slow
+def test_a_drafter_may_tap_none_of_the_layers(command, whole, tmp_path):
     options = ("--kind", "mtp", "--block-size", 1, "--target-layer-ids", "--markov-rank", 0)
     options += ("--head", "none", "--no-confidence-head", "--no-confidence-with-markov")
     options += ("--confidence-weight", 0)
