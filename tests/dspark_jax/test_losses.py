@@ -140,7 +140,9 @@ def test_masks_logits_and_confidences_of_the_reference(reference):
             assert error < 5e-4 * (1 + np.abs(theirs[counted]).max())
 
 
-@pytest.mark.parametrize(("decay", "chunk"), [("decay_4", 8), ("decay_7", 3)])
+@pytest.mark.parametrize(
+    ("decay", "chunk"), [("decay_4", 8), pytest.param("decay_7", 3, marks=pytest.mark.slow)]
+)
 def test_losses_and_gradients_of_the_reference(reference, decay, chunk):
     cfg, params, target, t, expected = reference
     expected = expected.get(decay, expected["decay_4"])

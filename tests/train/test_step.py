@@ -178,6 +178,7 @@ def test_a_step_that_is_not_finite_changes_the_counters_alone(cfg, target, batch
     assert after[1].learning_rate == run(cfg, target, good, steps=2)[1].learning_rate
 
 
+@pytest.mark.slow
 def test_a_bfloat16_target_keeps_float32_masters(cfg, target, batch):
     """The pass runs in the dtype of the target."""
     target = jax.tree.map(lambda x: x.astype("bfloat16"), target)
