@@ -27,6 +27,7 @@ SMALL = [
     *("--steps", "2"),
     *("--algorithm", "adamw"),
     *("--devices", "1"),
+    *("--draft-vocab-size", "None"),
 ]
 
 
