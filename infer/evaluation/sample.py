@@ -33,7 +33,7 @@ class Drafter:
 
     @property
     def title(self) -> str:
-        return f"{self.name}, {self.block_size} drafts"
+        return f"{self.name}, {self.block_size} draft{'s' * (self.block_size > 1)}"
 
 
 @dataclasses.dataclass(frozen=True)
