@@ -91,8 +91,7 @@ def decode_case(pair: generation.Pair, tokens: np.ndarray, rows: int, block: int
     requests = [Request(tokens[s : s + PROMPT].tolist(), max_new_tokens=NEW) for s in starts]
     models = dataclasses.replace(pair.models, drafter=None, drafter_config=None)
     if block:
-        smaller = dataclasses.replace(drafter_config(pair), block_size=block)
-        models = dataclasses.replace(pair.models, drafter_config=smaller)
+        models = generation.with_block_size(pair, block).models
     cfg = generation.decode_config(models, requests, ignore_stop=True)
     shape = batch_shape.plan(models, requests, rows)
 

@@ -31,6 +31,7 @@ import jax
 import parts
 import tyro
 
+from configs import smollm2
 from dspark_jax import batch_shape, generation
 from dspark_jax.generation import EMBEDDED, Pair
 from dspark_jax.io import hf
@@ -50,7 +51,7 @@ PARTS = ("backbone", "lm_head", "head", "verify", "rest")
 class Settings:
     """Measures drafters of one target for one user on this machine."""
 
-    target: Path = Path("runs/models/SmolLM2-135M-Instruct.Q4_1.gguf")
+    target: Path = Path(smollm2.SETTINGS.target)
     draft: tuple[Path, ...] = (EMBEDDED / "drafter",)
     """Folders of drafters; what tells them apart in their paths are the names of the table."""
     prompts: Path | None = None

@@ -66,13 +66,10 @@ def load_systems(
     for name, path in zip(names, drafts, strict=True):
         cfg, drafter = hf.load_drafter(path, dtype=jnp.dtype(dtype))
         cfg.check_fits(plain.models.target_config)
+        models = dataclasses.replace(plain.models, drafter=drafter, drafter_config=cfg)
+        pair = dataclasses.replace(plain, models=models)
         for size in [k for k in sizes if 1 <= k <= cfg.block_size] or [cfg.block_size]:
-            models = dataclasses.replace(
-                plain.models,
-                drafter=drafter,
-                drafter_config=dataclasses.replace(cfg, block_size=size),
-            )
-            pairs[f"{name}, block {size}"] = dataclasses.replace(plain, models=models)
+            pairs[f"{name}, block {size}"] = generation.with_block_size(pair, size)
     return plain, pairs
 
 

@@ -80,11 +80,20 @@ def load(
                 1 <= block_size <= trained,
                 f"block size {block_size}: expected 1..{trained}, the drafter's own",
             )
-            drafter_config = dataclasses.replace(drafter_config, block_size=block_size)
     if jax.default_backend() == "cpu":
         target_params = dense.untie(target_params)
     models = Models(target_params, drafter_params, target_config, drafter_config, mesh)
-    return Pair(models, tokenizer)
+    pair = Pair(models, tokenizer)
+    return pair if block_size is None else with_block_size(pair, block_size)
+
+
+def with_block_size(pair: Pair, size: int) -> Pair:
+    """The pair, drafting so many tokens a round if it has a drafter."""
+    models = pair.models
+    if models.drafter_config is not None:
+        cfg = dataclasses.replace(models.drafter_config, block_size=size)
+        models = dataclasses.replace(models, drafter_config=cfg)
+    return dataclasses.replace(pair, models=models)
 
 
 def decode_config(

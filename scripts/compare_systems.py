@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import reprlib
 import shlex
 import subprocess
 import sys
@@ -23,14 +24,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from dspark_jax.config import require
+from configs import smollm2
+from dspark_jax.config import InputError, require
 from dspark_jax.io import cli
+from infer import requests
 
 KINDS = ("mtp", "eagle3", "dflash", "", "rnn")
 """Behind the name of the target's preset; the one without is DSpark with a Markov head."""
 LONGEST = 800
 """Characters of a question that is learnt from: the answer has to fit the row as well."""
-SMOLLM2 = "runs/models/SmolLM2-135M-Instruct.Q4_1.gguf"
+SMOLLM2 = smollm2.SETTINGS.target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,10 +82,18 @@ def ask_smollm2(questions: Path | None, folder: Path) -> list[object]:
     require(bool(files), f"{questions}: no prompt files in it, expected NAME.jsonl")
     asked = []
     for file in files:
-        lines = file.read_text(encoding="utf-8").splitlines()
-        (folder / "measured" / file.name).write_text("\n".join([*lines[::4], ""]))
+        lines = requests.read_lines(file)
+        kept = [json.dumps(line.fields) + "\n" for line in lines[::4]]
+        (folder / "measured" / file.name).write_text("".join(kept))
         for number, line in enumerate(lines):
-            question = json.loads(line)["turns"][0]
+            where, turns = f"{file} line {line.number}", line.fields.get("turns")
+            require(line.error is None, f"{where}: {line.error}")
+            match turns:
+                case [str(question), *_]:
+                    pass
+                case _:
+                    shown = reprlib.repr(turns)
+                    raise InputError(f"{where}: turns={shown}: expected texts, the first is asked")
             if number % 4 and len(question) <= LONGEST:
                 asked.append({"id": f"{file.stem}/{number}", "turns": [question]})
     # Those that are read together at the start are then of one length.

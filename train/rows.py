@@ -13,7 +13,7 @@ import grain
 import numpy as np
 from jax.sharding import Mesh
 
-from dspark_jax.config import require
+from dspark_jax.config import InputError, require
 from dspark_jax.targets.dense import Hidden
 from train import data, documents, hosts, stored
 from train.data import Row
@@ -192,12 +192,11 @@ def _wanted_columns(
 ) -> tuple[list[int], np.ndarray | None]:
     """The layers that a cache has, and where those of the drafter lie among them; None: all."""
     wanted, there = list(cfg.drafter.target_layer_ids), manifest.made_for.get("target_layer_ids")
-    require(
-        isinstance(there, list) and {*wanted} <= {*there},
-        f"{cache}: target_layer_ids is {there} there and {wanted} now; expected a cache that has"
-        " all of these layers",
-    )
-    assert isinstance(there, list)
+    if not (isinstance(there, list) and all(layer in there for layer in wanted)):
+        raise InputError(
+            f"{cache}: target_layer_ids is {there} there and {wanted} now; expected a cache that"
+            " has all of these layers"
+        )
     if wanted == there:
         return there, None
     width = cfg.target.hidden_size

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -74,15 +73,6 @@ def open_drafters(
     return found
 
 
-def with_block_size(pair: Pair, size: int) -> Pair:
-    """The pair, drafting so many tokens a round if it has a drafter."""
-    models = pair.models
-    if models.drafter_config is not None:
-        cfg = dataclasses.replace(models.drafter_config, block_size=size)
-        models = dataclasses.replace(models, drafter_config=cfg)
-    return dataclasses.replace(pair, models=models)
-
-
 def decode(
     pair: Pair,
     drafter: Drafter,
@@ -99,7 +89,7 @@ def decode(
       size: drafts a round.
       threshold: least confidence of a draft that is verified; None verifies all.
     """
-    pair = with_block_size(pair, size)
+    pair = generation.with_block_size(pair, size)
     everything = [request for each in sets for request in asked[each.name]]
     cfg = generation.decode_config(
         pair.models,

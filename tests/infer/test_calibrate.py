@@ -67,7 +67,6 @@ def test_a_head_that_is_too_sure_gets_temperatures_above_one():
 
 
 def test_writes_a_calibration_and_a_picture(run, folders):
-    pytest.importorskip("matplotlib")
     code, out, err = run("--plot", str(run.files["curve.png"]), "--temperatures", "0")
     assert code == 0
     assert err.startswith("only ")

@@ -134,7 +134,6 @@ def test_the_loop_ends_when_a_slot_stays_empty(folders):
 @pytest.mark.slow
 @pytest.mark.parametrize(("policies", "block"), [(("none", "delayed"), 1), (POLICIES, BLOCK)])
 def test_results_add_up(run, policies, block):
-    pytest.importorskip("matplotlib")
     code, out, err, place = run("--policies", *policies, "--block-size", str(block))
     assert code == 0, err
     assert sorted(p.name for p in place.iterdir()) == [

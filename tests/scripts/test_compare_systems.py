@@ -50,6 +50,25 @@ def test_questions_that_are_not_there(tmp_path, given):
         compare_systems.ask_smollm2(folder, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no prompts in it"),
+        ("{", "line 1: not valid JSON"),
+        ('{"turns": []}', "line 1: turns=[]: expected texts"),
+        ('{"turns": "why?"}', "line 1: turns='why?': expected texts"),
+        ('{"prompt": "why?"}', "line 1: turns=None: expected texts"),
+    ],
+)
+def test_files_that_hold_no_questions(tmp_path, text, message):
+    (tmp_path / "bad.jsonl").write_text(text)
+    (tmp_path / "measured").mkdir()
+    with pytest.raises(InputError) as error:
+        compare_systems.ask_smollm2(tmp_path, tmp_path)
+    assert f"{tmp_path / 'bad.jsonl'}" in str(error.value)
+    assert message in str(error.value)
+
+
 def test_all_kinds_learn_alike_and_are_measured_together(tmp_path, monkeypatch):
     commands = []
     monkeypatch.setattr(compare_systems, "run", lambda *args: commands.append([*map(str, args)]))

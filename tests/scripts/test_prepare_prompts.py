@@ -3,7 +3,10 @@
 import json
 from pathlib import Path
 
+import huggingface_hub
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from dspark_jax.io import cli
 from scripts import prepare_prompts
@@ -136,9 +139,6 @@ def test_a_sample(command, tmp_path):
 
 
 def test_parquet(command, tmp_path):
-    pyarrow = pytest.importorskip("pyarrow", reason="comes with the extra hub")
-    from pyarrow import parquet
-
     path = tmp_path / "in.parquet"
     parquet.write_table(pyarrow.table({"conversations": [CHAT, CHAT[1:]]}), path)
     assert command("open-perfectblend", "--from", path)[0] == 0
@@ -147,14 +147,13 @@ def test_parquet(command, tmp_path):
 
 def test_files_of_the_hub(command, tmp_path, monkeypatch):
     """They are fetched by pattern."""
-    hub = pytest.importorskip("huggingface_hub", reason="comes with the extra hub")
     asked = []
 
     def download(repository, *, repo_type, allow_patterns):
         asked.append((repository, repo_type, allow_patterns))
         return str(tmp_path / "hub")
 
-    monkeypatch.setattr(hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     (tmp_path / "hub").mkdir()
     assert command("math500")[0] == 2
     write(tmp_path / "hub" / "test.jsonl", RECORDS["math500"][0])
@@ -199,7 +198,6 @@ def test_refused(tmp_path, capsys, args, text):
 
 
 def test_broken_parquet(command, tmp_path):
-    pytest.importorskip("pyarrow", reason="comes with the extra hub")
     path = Path(tmp_path / "in.parquet")
     path.write_bytes(b"PAR1 no")
     code, _, err = command("gsm8k", "--from", path)

@@ -5,6 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 
 from dspark_jax.config import InputError
@@ -58,13 +59,11 @@ def test_hub_repository_without_the_extra(tmp_path, monkeypatch):
 
 
 def test_hub_that_does_not_answer(tmp_path, monkeypatch):
-    hub = pytest.importorskip("huggingface_hub")
-
     def unreachable(name, **_):
         raise ConnectionError("unreachable\nsecond line")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(hub, "snapshot_download", unreachable)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
     with pytest.raises(InputError) as error:
         files.resolve("some/model")
     assert str(error.value) == "some/model: no such folder, and the hub said: unreachable"

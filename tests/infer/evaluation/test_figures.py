@@ -4,14 +4,14 @@ import io
 
 import numpy as np
 import pytest
+from matplotlib import image
+from matplotlib.figure import Figure
 
 from infer.evaluation import figures
 from infer.evaluation.estimates import Estimate
 from infer.evaluation.figures import DARK, DARK_ENDING, LIGHT, drawings, pictures, png
 from infer.evaluation.findings import find
 from tests.infer.evaluation.conftest import completion, drafter, sample
-
-Figure = pytest.importorskip("matplotlib.figure").Figure
 
 
 def drawn(draw, *args):
@@ -32,7 +32,6 @@ def test_all_pictures_in_both_themes(findings):
     names = {"accepted_length", "positions", "depth", "block_length", "thresholds"}
     names |= {"reliability_ours"}
     assert set(made) == names | {name + DARK_ENDING for name in names}
-    image = pytest.importorskip("matplotlib.image")
     for name, data in made.items():
         pixels = image.imread(io.BytesIO(data), format="png")
         theme = DARK if name.endswith(DARK_ENDING) else LIGHT
