@@ -20,6 +20,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import date
@@ -29,12 +30,12 @@ from typing import Any
 import core
 import jax
 import parts
-import tyro
 
 from configs import smollm2
 from dspark_jax import batch_shape, generation
+from dspark_jax.config import require
 from dspark_jax.generation import EMBEDDED, Pair
-from dspark_jax.io import hf
+from dspark_jax.io import cli, hf
 from dspark_jax.plans import whole
 from dspark_jax.request import Request
 from dspark_jax.state import Models, block_size
@@ -66,6 +67,13 @@ class Settings:
     """Interpreter with torch and transformers: plain decoding by them is measured in turn."""
     json: Path | None = None
     """Write the figures here too."""
+
+    def __post_init__(self):
+        sizes = {"--block-sizes": self.block_sizes} if self.block_sizes else {}
+        counts = {"--count": [self.count], "--repeats": [self.repeats]}
+        parts.check_settings({**counts, **sizes}, self.json)
+        found = self.hf_python is None or self.hf_python.is_file()
+        require(found, f"--hf-python {self.hf_python}: no such file, expected an interpreter")
 
 
 def read_prompts(settings: Settings, pair: Pair) -> list[Request]:
@@ -237,7 +245,9 @@ def print_parts(rate: float, rows: Sequence[Mapping[str, Any]]) -> None:
         print(f"{row['system']:32}" + "".join(f"{cell(row, p):>15}" for p in (*PARTS, "round")))
 
 
-def main(settings: Settings) -> None:
+def main(args: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    settings = cli.parse(Settings, args, prog="laptop", description=__doc__ or "")
     plain, pairs = parts.load_systems(
         settings.target, settings.draft, settings.block_sizes, "float32"
     )
@@ -257,7 +267,8 @@ def main(settings: Settings) -> None:
         values |= {"date": str(date.today()), "settings": dataclasses.asdict(settings)}
         values |= {"speeds": speeds, "bandwidth": rate, "rounds": rounds}
         settings.json.write_text(json.dumps(values, indent=2, default=str) + "\n")
+    return 0
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Settings, description=__doc__))
+    sys.exit(cli.run(lambda: main(sys.argv[1:])))

@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +39,22 @@ from dspark_jax.layers import argmax
 from dspark_jax.state import DecodeConfig, DecodeState, Models
 from dspark_jax.targets import dense
 from dspark_jax.targets.dense import Target
-from infer import stages
+from infer import results, stages
 from infer.evaluation.sample import names_of
 
 BYTES = 256 * 2**20
 """That are read to measure the bandwidth: far more than caches hold."""
+
+
+def check_settings(counts: Mapping[str, Sequence[int]], json: Path | None) -> None:
+    """Raises `InputError` for numbers that are not above 0, or where no figures can be written."""
+    for option, numbers in counts.items():
+        require(
+            len(numbers) > 0 and min(numbers) > 0,
+            f"{option} {' '.join(map(str, numbers))}: expected whole numbers above 0",
+        )
+    if json is not None:
+        results.check_place(json, "--json")
 
 
 def load_systems(

@@ -21,6 +21,7 @@ import dataclasses
 import json
 import platform
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
@@ -28,13 +29,13 @@ from typing import Any, Literal
 
 import jax
 import parts
-import tyro
 
 from dspark_jax import batch_shape, generation
 from dspark_jax.batch_shape import BatchShape
 from dspark_jax.batching import Facts
 from dspark_jax.costs import CostTable
 from dspark_jax.generation import EMBEDDED, Pair
+from dspark_jax.io import cli
 from dspark_jax.request import Request
 from dspark_jax.state import plans_of
 from infer import facts, load, loadtest, requests, stages
@@ -73,6 +74,11 @@ class Settings:
     seed: int = 0
     json: Path | None = None
     """Write the figures here too."""
+
+    def __post_init__(self):
+        sizes = {"--block-sizes": self.block_sizes} if self.block_sizes else {}
+        counts = {"--rows": self.rows, "--repeats": [self.repeats]}
+        parts.check_settings({**counts, **sizes}, self.json)
 
 
 def read_prompts(settings: Settings, pair: Pair) -> list[Request]:
@@ -190,7 +196,9 @@ def print_row(name: str, found: Mapping[str, Any]) -> None:
     )
 
 
-def main(settings: Settings) -> None:
+def main(args: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    settings = cli.parse(Settings, args, prog="systems", description=__doc__ or "")
     plain, pairs = parts.load_systems(
         settings.target, settings.draft, settings.block_sizes, settings.dtype
     )
@@ -229,7 +237,8 @@ def main(settings: Settings) -> None:
         values |= {"date": str(date.today()), "settings": dataclasses.asdict(settings)}
         values |= {"systems": figures}
         settings.json.write_text(json.dumps(values, indent=2, default=str) + "\n")
+    return 0
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Settings, description=__doc__))
+    sys.exit(cli.run(lambda: main(sys.argv[1:])))

@@ -56,7 +56,7 @@ class Request:
         )
         for name, valid, expected in (
             ("temperature", 0 <= self.temperature < float("inf"), "0 or above"),
-            ("top_k", 0 <= self.top_k < 2**31, "0 (off) or above"),
+            ("top_k", 0 <= self.top_k < 2**31, "0 (off) or above, below 2^31"),
             ("top_p", 0 < self.top_p <= 1, "above 0, at most 1"),
             ("min_p", 0 <= self.min_p <= 1, "in 0..1"),
             ("seed", 0 <= self.seed < 2**32, "in 0..2^32-1"),

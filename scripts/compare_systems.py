@@ -27,6 +27,7 @@ from typing import Literal
 from configs import smollm2
 from dspark_jax.config import InputError, require
 from dspark_jax.io import cli
+from dspark_jax.io.files import require_room
 from infer import requests
 
 KINDS = ("mtp", "eagle3", "dflash", "", "rnn")
@@ -78,7 +79,9 @@ def ask_embedded(folder: Path) -> list[object]:
 def ask_smollm2(questions: Path | None, folder: Path) -> list[object]:
     """Questions for SmolLM2; returns what makes `infer.generate` answer them."""
     require(questions is not None, "--target smollm2: expected --questions FOLDER of prompt files")
-    files = sorted(Path(questions or ".").glob("*.jsonl"))
+    folder_of = Path(questions or ".")
+    require(folder_of.is_dir(), f"{questions}: no such folder, expected one of prompt files")
+    files = sorted(folder_of.glob("*.jsonl"))
     require(bool(files), f"{questions}: no prompt files in it, expected NAME.jsonl")
     asked = []
     for file in files:
@@ -111,6 +114,8 @@ def main(args: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     settings = cli.parse(Settings, args, prog="compare_systems", description=__doc__ or "")
     folder = settings.output / settings.target
+    require(settings.steps > 0, f"--steps {settings.steps}: expected a whole number above 0")
+    require_room(folder)
     (folder / "measured").mkdir(parents=True, exist_ok=True)
     if settings.target == "tiny":
         options = ask_embedded(folder)

@@ -124,6 +124,12 @@ class _Fields:
         }
         return Rope(scaling=kind, **given)
 
+    def count(self, name: str, default: int) -> int:
+        """A whole number above 0."""
+        found = self.get(name, int, default)
+        self._above_zero(name, found)
+        return found
+
     def _above_zero(self, name: str, value: Any) -> float:
         require(
             type(value) in (int, float) and 0 < value < math.inf,
@@ -247,7 +253,7 @@ def load_target_config(folder: Path) -> TargetConfig:
         **fields.sizes(kind),
         **gemma,
         tie_embeddings=fields.get("tie_word_embeddings", bool, kind == "gemma4"),
-        max_position=fields.get("max_position_embeddings", int, 4096),
+        max_position=fields.count("max_position_embeddings", 4096),
         stop_token_ids=_stop_token_ids(folder, fields),
     )
 

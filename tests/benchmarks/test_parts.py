@@ -77,3 +77,15 @@ def test_systems_by_name_and_block(tmp_path):
     assert list(pairs) == [f"drafter, block {trained}"]
     with pytest.raises(InputError, match="--draft: expected different folders"):
         parts.load_systems(EMBEDDED / "target", folders[:1] * 2, (), "float32")
+
+
+@pytest.mark.parametrize("numbers", [(), (0,), (3, -1)])
+def test_numbers_that_are_not_above_zero(numbers):
+    with pytest.raises(InputError, match=r"^--rows.*: expected whole numbers above 0"):
+        parts.check_settings({"--repeats": [1], "--rows": numbers}, None)
+
+
+def test_figures_that_cannot_be_written(tmp_path):
+    parts.check_settings({"--rows": [1]}, tmp_path / "figures.json")
+    with pytest.raises(InputError, match=r"--json .*: no such folder"):
+        parts.check_settings({}, tmp_path / "none" / "figures.json")

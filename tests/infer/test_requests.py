@@ -239,6 +239,7 @@ def test_fields_of_data_sets_are_left_alone(pair):
         ({"prompt": "a", "top_p": 1.5}, "top_p=1.5: expected a number above 0, at most 1"),
         ({"prompt": "a", "min_p": 2}, "min_p=2.0: expected a number in 0..1"),
         ({"prompt": "a", "top_k": -1}, "top_k=-1: expected a number 0 (off) or above"),
+        ({"prompt": "a", "top_k": 2**31}, "expected a number 0 (off) or above, below 2^31"),
         ({"prompt": "a", "top_k": 2**31}, "top_k=2147483648: expected a number"),
         ({"prompt": "a", "top_k": 2.5}, "top_k=2.5: expected a whole number"),
         ({"prompt": "a", "seed": -1}, "seed=-1: expected a number in 0..2^32-1"),

@@ -69,6 +69,14 @@ def test_files_that_hold_no_questions(tmp_path, text, message):
     assert message in str(error.value)
 
 
+def test_settings_that_cannot_be(tmp_path):
+    (tmp_path / "file").write_text("")
+    for args in (["--steps", "0"], ["--output", str(tmp_path / "file")]):
+        with pytest.raises(InputError, match="expected"):
+            compare_systems.main(["--output", str(tmp_path / "out"), *args])
+    assert not (tmp_path / "out").exists()
+
+
 def test_all_kinds_learn_alike_and_are_measured_together(tmp_path, monkeypatch):
     commands = []
     monkeypatch.setattr(compare_systems, "run", lambda *args: commands.append([*map(str, args)]))

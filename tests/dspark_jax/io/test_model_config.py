@@ -140,6 +140,7 @@ def test_unknown_drafter_architecture(draft_folder, target_folder):
         ({"rms_norm_eps": 0}, "rms_norm_eps=0, expected a number above 0"),
         ({"rms_norm_eps": -1e-6}, "rms_norm_eps=-1e-06, expected a number above 0"),
         ({"rms_norm_eps": math.nan}, "rms_norm_eps=nan, expected a number above 0"),
+        ({"max_position_embeddings": -4}, "max_position_embeddings=-4, expected a number above 0"),
     ],
 )
 def test_bad_target_config(target_folder, changes, said):
