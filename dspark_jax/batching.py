@@ -1,8 +1,7 @@
 """Continuous batching: R rows share one device loop, and a row is refilled as soon as it is done.
 
 The host sees the batch between two calls of the device loop. While prompts are waiting, a call ends
-with the first row that is done; the newcomer's prompt is read beside the batch, a few chunks at a
-time between calls, so that a long prompt does not hold the others up.
+with the first row that is done; the next prompt is read meanwhile (`prompt_reader`).
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ from dspark_jax.config import InputError, require
 from dspark_jax.costs import CostTable
 from dspark_jax.decode import ROUNDS_PER_CALL
 from dspark_jax.plans import Plan
-from dspark_jax.prefill import First, Reading
+from dspark_jax.prefill import First
+from dspark_jax.prompt_reader import PromptReader
 from dspark_jax.request import Request
 from dspark_jax.rounds import RoundLog
 from dspark_jax.row import Decode, Row
@@ -41,10 +41,8 @@ from dspark_jax.state import (
 
 T = TypeVar("T")
 
-CHUNKS_PER_CALL = 4
-"""Chunks of a newcomer's prompt that are read before the others go on."""
 ROUNDS_BETWEEN = 4
-"""Rounds of the others between two parts of a long prompt."""
+"""Rounds of the others between two parts of a long prompt that a free row waits for."""
 
 IDLE = Request(token_ids=[0], max_new_tokens=1)
 """Stands in a place where no request is, and is compiled with."""
@@ -98,6 +96,8 @@ def serve(
             elif batch.rows:
                 yield batch.run(ROUNDS_BETWEEN)
         else:
+            if queue:
+                batch.reader.read_on(queue[0].request.token_ids)
             yield batch.run(rounds, until_free=bool(queue))
 
 
@@ -128,10 +128,7 @@ class Batch:
         if rates is not None:
             size = block_size(models, cfg)
             self._plan = self._plans[plans.first(shape.rows, size, self._plans, rates)]
-        self._reading: Reading | None = None
         self._behind = is_lazy(cfg)  # the drafter, in some row
-        self._prompt: list[int] = []  # what `_reading` has read, and how many chunks of it
-        self._chunks = 0
         self._state, first = self._start(rates)
         first, self._active = self._get((first, self._state.active))
         for place, row in enumerate(rows):
@@ -142,45 +139,29 @@ class Batch:
         """Places in which no request is."""
         return [place for place in range(self.shape.rows) if place not in self.rows]
 
-    def admit(self, row: Row) -> bool:
-        """Reads the next part of a newcomer's prompt; seats it, and returns True, at the end.
+    @functools.cached_property
+    def reader(self) -> PromptReader:
+        """Of the prompts of newcomers."""
+        return PromptReader(self.models, self.shape, lazy=is_lazy(self.cfg))
 
-        A prompt that was read before it and is the same is not read again.
+    def admit(self, row: Row) -> bool:
+        """Seats a newcomer in a free place, and returns True, unless its prompt is not read yet.
+
+        The next part of the prompt is then under way.
         """
-        prompt, chunk = list(row.request.token_ids), self.shape.chunk
-        if self._reading is None:
-            self._reading = _create_reading(self.models, self.shape, is_lazy(self.cfg))
-        if prompt != self._prompt:
-            self._prompt, self._chunks = prompt, 0
-        total = -(-len(prompt) // chunk)
-        lengths = np.array([len(prompt)], np.int32)
-        if self._chunks < total:
-            upto = min(total, self._chunks + CHUNKS_PER_CALL)
-            tokens = np.zeros((1, self.shape.prompt_length), np.int32)
-            tokens[0, : len(prompt)] = prompt
-            self._reading = prefill.read(
-                self.models,
-                self._reading,
-                tokens,
-                lengths,
-                np.int32(self._chunks),
-                np.int32(upto),
-                chunk=chunk,
-            )
-            self._chunks = upto
-            if upto < total:
-                return False
-        if self._reading.backlog is not None and self._plan.drafts:
-            self._reading = prefill.catch_up(self.models, self._reading, lengths)
+        if not self.reader.read_on(row.request.token_ids):
+            return False
+        if is_lazy(self.cfg) and self._plan.drafts:
+            self.reader.catch_up()
         else:
             self._behind = is_lazy(self.cfg)
         place = self.free[0]
         self._state, first = _seat(
             self.models,
             self._state,
-            self._reading,
+            self.reader.reading,
             np.int32(place),
-            lengths,
+            self.reader.lengths,
             *self._columns([row.request]),
             cfg=self.cfg,
         )
@@ -252,9 +233,6 @@ class Batch:
             return
         for plan in self._plans:  # the first is without drafts
             self._run_whole(plan, 0, 1)
-        if self._reading is not None:
-            nothing = np.zeros(1, np.int32)
-            self._reading = prefill.catch_up(self.models, self._reading, nothing)
 
     def _take(self, log: RoundLog) -> None:
         for place, row in self.rows.items():
@@ -332,6 +310,8 @@ def warm_up(
     batch = Batch(models, shape, cfg, lambda ids: "", [], facts)
     if refill:
         batch.admit(Row(0, IDLE))
+        if is_lazy(cfg):
+            batch.reader.catch_up()
     batch.run_all_plans()
     return time.monotonic() - start
 
@@ -398,11 +378,6 @@ def _read_prompts(models, sampling, seeds, limit, scale, tokens, lengths, rates,
         lazy=is_lazy(cfg),
     )
     return prefill.prefill(models, state, tokens, lengths, cfg=cfg, chunk=shape.chunk)
-
-
-@functools.partial(jax.jit, static_argnames=("shape", "lazy"))
-def _create_reading(models, shape, lazy):
-    return prefill.create_reading(models, 1, shape.length, lazy=lazy)
 
 
 @functools.partial(jax.jit, static_argnames="cfg", donate_argnames="state")

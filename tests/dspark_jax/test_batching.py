@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dspark_jax import batching, decode, generation, plans, prefill
+from dspark_jax import batching, decode, generation, plans, prefill, prompt_reader
 from dspark_jax.batch_shape import BatchShape
 from dspark_jax.batching import NO_FACTS, Batch, Facts
 from dspark_jax.config import InputError
@@ -107,7 +107,7 @@ def test_a_block_may_pass_the_end_of_the_limit_but_not_of_the_cache(tiny_pair):
 
 def test_a_long_prompt_does_not_hold_the_others_up(tiny_pair, monkeypatch):
     """It is read in parts, between which the rows beside it go on."""
-    monkeypatch.setattr(batching, "CHUNKS_PER_CALL", 1)
+    monkeypatch.setattr(prompt_reader, "CHUNKS_PER_CALL", 1)
     monkeypatch.setattr(batching, "ROUNDS_BETWEEN", 1)
     models = tiny_pair("vanilla")
     short = [Request([1, 2], max_new_tokens=40), Request([4], max_new_tokens=1)]
