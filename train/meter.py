@@ -73,10 +73,15 @@ class Meter:
 
     @contextlib.contextmanager
     def waiting(self) -> Generator[None]:
-        """Around what fetches a batch."""
+        """Around what fetches a batch.
+
+        Steps are sent ahead of the devices. As long as these have one to do nothing waits for the
+        batch, and the time does not count.
+        """
         begin = time.monotonic()
         yield
-        self._waited += time.monotonic() - begin
+        if not self._reports or self._reports[-1].loss.is_ready():
+            self._waited += time.monotonic() - begin
 
     @contextlib.contextmanager
     def aside(self) -> Generator[None]:
@@ -112,8 +117,9 @@ class Meter:
         """Metrics of the steps since the last reading: means over all their slots and anchors.
 
         NaN where there is nothing to take a mean of, or no telling. `input_wait` is the part of the
-        time in which the next batch was waited for; `mfu` the model's operations a second, as a
-        part of what the devices could do.
+        time in which a batch was waited for with no step left to do when it came, and so no less
+        than what the devices stood still for it; `mfu` the model's operations a second, as a part
+        of what the devices could do.
         """
         self._settle()
         pool, seconds = self._pool, time.monotonic() - self._started - self._aside

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import jax.numpy as jnp
@@ -92,3 +93,32 @@ def test_what_is_aside_takes_no_time(cfg, monkeypatch):
     assert values["tokens_per_second"] == 100 / 40
     assert values["input_wait"] == 10 / 40
     assert values["mfu"] == 1 / 40
+
+
+class UnderWay:
+    """A number that a device is still at work on."""
+
+    def __init__(self, value):
+        self.value, self.ready = value, False
+
+    def is_ready(self):
+        return self.ready
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.value, dtype)
+
+
+def test_waits_count_when_the_devices_are_through(cfg, monkeypatch):
+    """A batch that comes while the step before is under way has kept nothing waiting."""
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr("train.meter.time.monotonic", lambda: float(next(clock)))
+    found = meter(cfg)  # at 0
+    found.add(report(0), 100)  # to 20
+    loss = UnderWay(jnp.float32(0.5))
+    found.add(dataclasses.replace(report(1), loss=loss), 100)
+    with found.waiting():  # from 30 on
+        pass
+    loss.ready = True
+    with found.waiting():  # 40 to 50
+        pass
+    assert found.read()["input_wait"] == 10 / 40
