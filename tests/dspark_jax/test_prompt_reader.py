@@ -61,7 +61,7 @@ def test_a_prompt_is_read_once(tiny_pair, monkeypatch):
     models, calls, read = tiny_pair("vanilla"), [], prefill.read
     monkeypatch.setattr(prefill, "read", lambda *a, **k: calls.append(1) or read(*a, **k))
     reader = PromptReader(models, SHAPE, lazy=False)
-    assert reader.read_on(SHORT) and reader.read_on(list(SHORT)) and reader.read_on(np.array(SHORT))
+    assert [reader.read_on(same) for same in (SHORT, SHORT, np.array(SHORT))] == [True] * 3
     assert reader.reading.last.shape == (1, models.target.embed.shape[1])
     assert calls == [1]
 
