@@ -14,6 +14,9 @@ HEADS = ("none", "vanilla", "gated", "rnn")
 HeadKind = Literal["none", "vanilla", "gated", "rnn"]
 ModelType = Literal["qwen3", "llama", "gemma4"]
 
+MOST_LAYERS = 1024
+"""More is a slip; to describe a number of layers with many zeros, one by one, takes for ever."""
+
 
 class InputError(ValueError):
     """Something a user gave is wrong: one line that says what, where and what was expected."""
@@ -95,6 +98,10 @@ class TransformerConfig:
                     isinstance(value, int) and value > 0,
                     f"{field.name}={value!r}: expected a whole number above 0",
                 )
+        require(
+            self.num_layers <= MOST_LAYERS,
+            f"num_layers={self.num_layers}: expected at most {MOST_LAYERS}",
+        )
         require(
             self.num_heads % self.num_kv_heads == 0,
             f"num_heads={self.num_heads}: expected a multiple of num_kv_heads={self.num_kv_heads}",

@@ -114,6 +114,10 @@ def main(args: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     settings = cli.parse(Settings, args, prog="compare_systems", description=__doc__ or "")
     folder = settings.output / settings.target
+    require(
+        settings.questions is None or settings.target == "smollm2",
+        f"--questions {settings.questions}: expected --target smollm2 with it",
+    )
     require(settings.steps > 0, f"--steps {settings.steps}: expected a whole number above 0")
     require_room(folder)
     (folder / "measured").mkdir(parents=True, exist_ok=True)

@@ -99,7 +99,14 @@ class _Fields:
         values = self.get("rope_parameters", dict, {}) or self.get("rope_scaling", dict, {})
         beside = self.values.get("rope_theta")
         if beside is not None:
-            values = {"rope_theta": self._above_zero("rope_theta", beside), **values}
+            beside = self._above_zero("rope_theta", beside)
+            within = self._above_zero("rope_theta", values.get("rope_theta", beside))
+            require(
+                within == beside,
+                f"{self.path}: rope_theta is {beside!r}, and {within!r} in rope_parameters:"
+                " expected one value",
+            )
+            values = {**values, "rope_theta": beside}
         if layers is not None:
             where = f"{self.path}: rope_parameters"
             require(isinstance(values.get(layers), dict), f"{where}: {layers} is missing in it")

@@ -52,6 +52,11 @@ def test_sizes_are_whole_numbers_above_zero(name, value):
     assert message == f"{name}={value!r}: expected a whole number above 0"
 
 
+def test_a_slip_with_many_zeros():
+    message = refused(TransformerConfig, **{**SIZES, "num_layers": 10**9})
+    assert message == "num_layers=1000000000: expected at most 1024"
+
+
 def test_heads_divide():
     message = refused(TransformerConfig, **{**SIZES, "num_kv_heads": 3})
     assert message.startswith("num_heads=4: expected a multiple of num_kv_heads=3")

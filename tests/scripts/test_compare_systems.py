@@ -71,7 +71,11 @@ def test_files_that_hold_no_questions(tmp_path, text, message):
 
 def test_settings_that_cannot_be(tmp_path):
     (tmp_path / "file").write_text("")
-    for args in (["--steps", "0"], ["--output", str(tmp_path / "file")]):
+    for args in (
+        ["--steps", "0"],
+        ["--output", str(tmp_path / "file")],
+        ["--questions", str(tmp_path)],  # the embedded target has its own
+    ):
         with pytest.raises(InputError, match="expected"):
             compare_systems.main(["--output", str(tmp_path / "out"), *args])
     assert not (tmp_path / "out").exists()

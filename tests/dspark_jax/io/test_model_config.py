@@ -31,6 +31,9 @@ def test_theta_beside_the_other_parameters_of_rope(target_folder):
     edit_config(target_folder, rope_parameters={"rope_type": "default"}, rope_theta=7.0)
     assert model_config.load_target_config(target_folder).rope == Rope(theta=7.0)
     edit_config(target_folder, rope_parameters={"rope_theta": 8.0})
+    said = refused(model_config.load_target_config, target_folder)
+    assert "rope_theta is 7.0, and 8.0 in rope_parameters: expected one value" in said
+    edit_config(target_folder, rope_theta=None)
     assert model_config.load_target_config(target_folder).rope == Rope(theta=8.0)
 
 
