@@ -22,16 +22,17 @@ from datetime import date
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import tyro
+from jax.sharding import Mesh
 
 from dspark_jax import batch_shape, batching, generation, sharding
 from dspark_jax.config import DraftingConfig, InputError
 from dspark_jax.generation import EMBEDDED
 from dspark_jax.losses import LossConfig
 from dspark_jax.request import Request
-from train import corpus, step
+from dspark_jax.targets import dense
+from train import corpus, hosts, step
 from train.settings import OptimizerSettings
 
 BLOCKS = (1, 2, 3, 5, 7)
@@ -103,7 +104,9 @@ def decode_case(pair: generation.Pair, tokens: np.ndarray, rows: int, block: int
     return Case(f"decode, {rows} rows, {f'block {block}' if block else 'plain'}", timed(run))
 
 
-def train_case(pair: generation.Pair, tokens: np.ndarray, *, steps: int = 8) -> Case:
+def train_case(
+    pair: generation.Pair, tokens: np.ndarray, *, steps: int = 8, devices: int = 1
+) -> Case:
     """Some whole training steps of a fresh Markov drafter for the pair's target."""
     models = pair.models
     cfg = step.StepConfig(
@@ -113,22 +116,31 @@ def train_case(pair: generation.Pair, tokens: np.ndarray, *, steps: int = 8) -> 
         optimizer=OptimizerSettings(),
         anchor_chunk=ANCHORS,
     )
-    mesh = sharding.make_mesh(1)
-    run_step, state = step.make_step(cfg, mesh), step.init_state(cfg)
+    mesh = sharding.make_mesh(devices)
+    run_step, state = step.make_step(cfg, mesh), first_state(cfg, mesh)
+    target = jax.device_put(
+        models.target, sharding.parameters(dense.specs(models.target_config), mesh)
+    )
     starts = np.random.default_rng(0).integers(0, len(tokens) - LENGTH, BATCH)
     batch = step.Batch(
-        tokens=jnp.array([tokens[s : s + LENGTH] for s in starts]),
-        loss_mask=jnp.ones((BATCH, LENGTH), bool),
+        tokens=np.array([tokens[s : s + LENGTH] for s in starts]),
+        loss_mask=np.ones((BATCH, LENGTH), bool),
     )
+    batch = hosts.global_batch(mesh, batch)
 
     def run() -> int:
         nonlocal state
         for _ in range(steps):
-            state, _ = run_step(state, models.target, batch)
+            state, _ = run_step(state, target, batch)
         jax.block_until_ready(state)
         return steps * BATCH * LENGTH
 
     return Case("train, 4 x 192, 24 anchors", timed(run))
+
+
+def first_state(cfg: step.StepConfig, mesh: Mesh) -> step.TrainState:
+    """The state before the first step, on a mesh."""
+    return jax.jit(lambda: step.init_state(cfg), out_shardings=step.state_shardings(cfg, mesh))()
 
 
 def hf_case(

@@ -10,6 +10,9 @@ All cases are measured in turn in every repeat, and ratios are taken within a re
     saving    the same while a checkpoint is written, up to its end
     stored    the same batches from a cache, with the target's states
 
+A small model is faster with `--devices 2`, a CPU device for each of two cores, which share the
+batch, than with one device of which every small operation asks both cores.
+
 Batches that were made ahead are thrown away before the clock starts, and as many are made again
 while it runs: a pipeline looks rather more expensive than it is.
 """
@@ -32,10 +35,12 @@ import core
 import grain
 import jax
 import tyro
+from jax.sharding import Mesh
 
 from dspark_jax import generation, sharding
 from dspark_jax.config import DrafterConfig
 from dspark_jax.generation import EMBEDDED
+from dspark_jax.targets import dense
 from dspark_jax.targets.dense import Target
 from train import corpus
 from train.cache import CacheSettings, write_cache
@@ -49,7 +54,7 @@ from train.resources import step_flops
 from train.rows import open_rows
 from train.settings import DataSettings, DrafterSettings
 from train.settings import Settings as RunSettings
-from train.step import StepConfig, init_state, make_step
+from train.step import StepConfig, make_step
 
 HF, HF_TIMES = "transformers", 5
 DOCUMENTS = 4  # of a row, between which its anchors are shared
@@ -68,6 +73,8 @@ class Settings:
     repeats: int = 9
     steps: int = 32
     """Of each case in each repeat."""
+    devices: int = 1
+    """Devices, of the CPU too, that share the rows of a batch."""
     json: Path | None = None
     """Write the figures here too."""
     hf_python: Path | None = None
@@ -108,11 +115,12 @@ class Training:
         cfg: StepConfig,
         target: Target,
         batches: grain.DatasetIterator,
+        mesh: Mesh,
         *,
         ahead: int,
     ):
         self.batches, self.target, self.ahead = batches, target, ahead
-        self.step, self.state = make_step(cfg, sharding.make_mesh(1)), init_state(cfg)
+        self.step, self.state = make_step(cfg, mesh), core.first_state(cfg, mesh)
         self.meter = Meter(
             cfg,
             Pool.start(cfg.drafter.block_size),
@@ -164,19 +172,20 @@ def make_cases(settings: Settings, folder: Path) -> tuple[dict[str, Callable[[],
     assert write_cache(cache, []) == 0
     from_cache = dataclasses.replace(run, features=str(cache.output))
     encoder = make_encoder(run.data, settings.target, target_config)
-    mesh = sharding.make_mesh(1)
+    mesh = sharding.make_mesh(settings.devices)
 
     def training(run: RunSettings, cfg: StepConfig, target: Target, ahead: int) -> Training:
         batches = open_rows(run, cfg, settings.target, encoder, mesh).batches
-        return Training(run, cfg, target, batches, ahead=ahead)
+        return Training(run, cfg, target, batches, mesh, ahead=ahead)
 
-    target = pair.models.target
+    places = sharding.parameters(dense.specs(target_config), mesh)
+    target = jax.device_put(pair.models.target, places)
     online = training(run, cfg, target, BATCHES_AHEAD + 1)
     stored_cfg = dataclasses.replace(cfg, features="stored")
     stored = training(from_cache, stored_cfg, dataclasses.replace(target, layers=()), 3)
     tokens = core.held_out_tokens(pair)
     cases = {
-        "bare": core.train_case(pair, tokens, steps=steps).run,
+        "bare": core.train_case(pair, tokens, steps=steps, devices=settings.devices).run,
         "packed": lambda: online.run(steps, fetch=False),
         "pipeline": lambda: online.run(steps),
         "saving": lambda: online.run(steps, save=True),
@@ -191,6 +200,7 @@ def make_cases(settings: Settings, folder: Path) -> tuple[dict[str, Callable[[],
 
 
 def main(settings: Settings) -> None:
+    jax.config.update("jax_num_cpu_devices", settings.devices)
     with tempfile.TemporaryDirectory() as folder:
         cases, runs = make_cases(settings, Path(folder))
         for case in cases.values():
@@ -207,7 +217,10 @@ def main(settings: Settings) -> None:
         found["padding"] = runs[0].padding / (runs[0].done * core.BATCH * core.LENGTH)
         for training in runs:
             training.checkpoints.close()
-    print(f"{platform.machine()}, {os.cpu_count()} cores, jax {jax.__version__}, {date.today()}")
+    print(
+        f"{platform.machine()}, {os.cpu_count()} cores, {settings.devices} devices,"
+        f" jax {jax.__version__}, {date.today()}"
+    )
     report(found)
     if settings.json:
         settings.json.write_text(json.dumps(found, indent=2) + "\n")
