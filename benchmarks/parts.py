@@ -75,7 +75,7 @@ def load_systems(
     plain = generation.load(target, None, dtype=jnp.dtype(dtype))
     pairs = {}
     for name, path in zip(names, drafts, strict=True):
-        cfg, drafter = hf.load_drafter(path, dtype=jnp.dtype(dtype))
+        cfg, drafter = hf.load_drafter(path, target=plain.models.target, dtype=jnp.dtype(dtype))
         cfg.check_fits(plain.models.target_config)
         models = dataclasses.replace(plain.models, drafter=drafter, drafter_config=cfg)
         pair = dataclasses.replace(plain, models=models)

@@ -72,7 +72,9 @@ def load(
         target_config = dataclasses.replace(target_config, stop_token_ids=tokenizer.eos_ids)
     drafter_config = drafter_params = None
     if draft is not None:
-        drafter_config, drafter_params = hf.load_drafter(draft, dtype=dtype, place=place)
+        drafter_config, drafter_params = hf.load_drafter(
+            draft, target=target_params, dtype=dtype, place=place
+        )
         drafter_config.check_fits(target_config)
         if block_size is not None:
             trained = drafter_config.block_size

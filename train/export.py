@@ -1,7 +1,7 @@
 """Writes the drafter of a checkpoint as a folder that other engines read.
 
 python -m train.export --workdir RUN --output DIR [--step N]
-                       [--layout deepspec|speculators|sglang]
+                       [--layout deepspec|speculators|sglang] [--lean] [--dtype DTYPE]
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +42,10 @@ class ExportSettings:
     layout: Layout = "deepspec"
     """deepspec is that of the released checkpoints, speculators that of vLLM's library; sglang is
     deepspec with what SGLang looks for."""
+    lean: bool = False
+    """Leave out embedding and LM head, which are the target's: for dspark_jax alone."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Of the file; default: that in which the run computes."""
 
 
 def main(args: Sequence[str]) -> int:
@@ -82,7 +87,7 @@ def export(settings: ExportSettings) -> None:
     hf.save_drafter(
         output, cfg, params, target=(target_config, target),
         layout=settings.layout, target_name=None if run.target == EMBEDDED else run.target,
-        dtype=jnp.dtype(run.compute.dtype),
+        dtype=jnp.dtype(settings.dtype or run.compute.dtype), lean=settings.lean,
     )  # fmt: skip
     print(f"drafter of {step} steps: {output}")
 

@@ -80,7 +80,9 @@ class Meter:
         """
         begin = time.monotonic()
         yield
-        if not self._reports or self._reports[-1].loss.is_ready():
+        # Arrays have it, and only their annotations do not.
+        idle = not self._reports or self._reports[-1].loss.is_ready()  # pyrefly: ignore
+        if idle:
             self._waited += time.monotonic() - begin
 
     @contextlib.contextmanager

@@ -22,7 +22,7 @@ from dspark_jax.io.gguf import GgufFile
 from dspark_jax.io.tensors import Place, Tensors, load_parameters, open_tensors, report_extra
 from dspark_jax.params import spec
 from dspark_jax.targets import dense
-from dspark_jax.vocabulary import Vocabulary, from_offsets
+from dspark_jax.vocabulary import Vocabulary, columns, from_offsets
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,11 @@ def text_prefix(tensors: Tensors | GgufFile) -> str:
 
 
 def load_drafter(
-    path: str | Path, *, dtype: Any = jnp.float32, place: Place | None = None
+    path: str | Path,
+    *,
+    target: dense.Target | None = None,
+    dtype: Any = jnp.float32,
+    place: Place | None = None,
 ) -> tuple[DraftingConfig, AnyDrafter]:
     """A drafter in any of the layouts of `dialects`, without its copies of embedding and head.
 
@@ -74,6 +78,9 @@ def load_drafter(
 
     A checkpoint that promises a confidence head and lacks its weights is loaded without one, and a
     warning says so. Arguments and errors as for `load_target`.
+
+    Args:
+      target: whose LM head a pruned vocabulary has where it was written without one.
     """
     folder = files.resolve(path)
     cfg, tensors = model_config.load_drafter_config(folder), Tensors(folder)
@@ -87,7 +94,7 @@ def load_drafter(
     )
     if cfg.draft_vocab_size is not None:
         known += ["d2t", "t2d"]
-        vocabulary = _load_vocabulary(tensors, cfg, dtype, place)
+        vocabulary = _load_vocabulary(tensors, cfg, target, dtype, place)
     layout = layouts.drafter_layout(cfg)
     wanted = {name for codec in jax.tree.leaves(layout) for name in codec.names}
     heads = sorted(n for n in tensors.names() - wanted if n.startswith("markov_head."))
@@ -103,7 +110,11 @@ def load_drafter(
 
 
 def _load_vocabulary(
-    tensors: Tensors, cfg: DraftingConfig, dtype: Any, place: Place | None
+    tensors: Tensors,
+    cfg: DraftingConfig,
+    target: dense.Target | None,
+    dtype: Any,
+    place: Place | None,
 ) -> Vocabulary:
     size = cfg.output_size
     ids = from_offsets(tensors.read("d2t", (size,)), cfg.vocab_size, str(tensors.path))
@@ -113,6 +124,12 @@ def _load_vocabulary(
             t2d.sum() == size and t2d[ids].all(),
             f"{tensors.path}: t2d names other tokens than d2t, expected the same",
         )
+    if "lm_head.weight" not in tensors:
+        require(
+            target is not None,
+            f"{tensors.path}: no lm_head.weight in it, expected a drafter that is not lean",
+        )
+        return Vocabulary(jnp.asarray(ids), columns(target, ids))
     spec_ = spec((cfg.hidden_size, size), ("embed", "vocab"))
     lm_head = load_parameters(tensors, spec_, layouts.draft_head_layout(), dtype, place)
     return Vocabulary(jnp.asarray(ids), lm_head)
@@ -135,32 +152,35 @@ def save_drafter(
     layout: Layout = "deepspec",
     target_name: str | None = None,
     dtype: Any = None,
+    lean: bool = False,
 ) -> None:
     """Writes a drafter for other engines to read.
 
     Args:
       path: folder; files in it are replaced one by one, each whole or not at all.
-      target: what `load_target` gave; its embedding and LM head are written too.
+      target: what `load_target` gave; its embedding and LM head are written too, unless `lean`.
       layout: of config.json; see `dialects`.
       target_name: folder or repository id of the target, from where vLLM may load it; the layout
         "speculators" has it.
       dtype: of the written tensors; default: the parameters' own.
+      lean: leave out what is the target's: `load_drafter` takes it from there.
     """
     known = get_args(Layout)
     require(layout in known, f"layout={layout!r}: expected one of {', '.join(known)}")
+    require(
+        not lean or layout == "deepspec",
+        f"layout={layout!r}: expected one that is not lean, other engines look for all tensors",
+    )
     target_config, target_params = target
     config.check_fits(target_config)
-    whole = layouts.target_layout(target_config)
-    shared = layouts.export(
-        (whole.embed, whole.lm_head), (target_params.embed, target_params.lm_head)
-    )
-    embed = shared["model.embed_tokens.weight"]
     vocabulary, own = params.vocabulary, dataclasses.replace(params, vocabulary=None)
     tensors = layouts.export(layouts.drafter_layout(config), own)
-    tensors |= {"embed_tokens.weight": embed, "lm_head.weight": shared.get("lm_head.weight", embed)}
+    if not lean:
+        tensors |= _ends(target_config, target_params)
     if vocabulary is not None:
         ids = np.asarray(vocabulary.ids, np.int64)
-        tensors |= layouts.export(layouts.draft_head_layout(), vocabulary.lm_head)
+        if not lean:
+            tensors |= layouts.export(layouts.draft_head_layout(), vocabulary.lm_head)
         tensors["d2t"] = ids - np.arange(len(ids))
         tensors["t2d"] = np.isin(np.arange(config.vocab_size), ids)
     settings = dialects.from_deepspec(
@@ -170,6 +190,14 @@ def save_drafter(
         target_name=target_name,
     )
     _write_folder(Path(path), settings, _cast(tensors, dtype))
+
+
+def _ends(cfg: TargetConfig, target: dense.Target) -> dict[str, np.ndarray]:
+    """The target's embedding and LM head, by the names that they have in a drafter."""
+    whole = layouts.target_layout(cfg)
+    ends = layouts.export((whole.embed, whole.lm_head), (target.embed, target.lm_head))
+    embed = ends["model.embed_tokens.weight"]
+    return {"embed_tokens.weight": embed, "lm_head.weight": ends.get("lm_head.weight", embed)}
 
 
 def _cast(tensors: dict[str, np.ndarray], dtype: Any) -> dict[str, np.ndarray]:

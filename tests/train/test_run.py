@@ -6,6 +6,7 @@ import shutil
 import signal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -310,12 +311,25 @@ def test_layouts_of_other_engines(finished, tmp_path, layout):
     jax.tree.map(np.testing.assert_array_equal, params, plain)
 
 
+def test_a_lean_drafter_of_half_the_bytes(finished, tmp_path):
+    assert exported("--workdir", finished, "--output", tmp_path / "plain") == 0
+    lean = ["--output", tmp_path / "lean", "--lean", "--dtype", "bfloat16"]
+    assert exported("--workdir", finished, *lean) == 0
+    assert "embed_tokens.weight" not in load_file(tmp_path / "lean" / "model.safetensors")
+    cfg, params = hf.load_drafter(tmp_path / "lean")
+    plain_cfg, plain = hf.load_drafter(tmp_path / "plain", dtype=jnp.bfloat16)
+    assert cfg == plain_cfg
+    wide = jax.tree.map(lambda x: x.astype(jnp.float32), plain)
+    jax.tree.map(np.testing.assert_array_equal, params, wide)
+
+
 @pytest.mark.parametrize(
     ("harm", "args", "message"),
     [
         (lambda run: None, ["--step", 5], "no checkpoint of step 5; expected one of 4, 6"),
         (lambda run: None, ["--step", "x"], "--step"),
         (lambda run: None, ["--layout", "x"], "--layout"),
+        (lambda run: None, ["--layout", "sglang", "--lean"], "expected one that is not lean"),
         (shutil.rmtree, [], "config.json: no such file, expected the workdir of a run"),
         (lambda run: (run / "config.json").write_text("[]"), [], "expected a JSON object"),
         (lambda run: (run / "config.json").write_text("{}"), [], "config.json: target is missing"),

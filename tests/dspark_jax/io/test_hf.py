@@ -112,6 +112,25 @@ def test_pruned_vocabulary_round_trip(name, pruned_folders, tmp_path):
         assert tensors["markov_head.markov_w2.weight"].shape == (5, 5)
 
 
+@pytest.mark.parametrize("name", ["dspark", *RECURRENT])
+def test_a_lean_drafter_has_its_head_from_the_target(name, pruned_folders, tmp_path):
+    """Nothing that is the target's lies in its folder, and it is the same drafter all the same."""
+    cfg, params = hf.load_drafter(pruned_folders / name)
+    base = LLAMA if name.endswith("llama") else TARGET
+    target = random_like(dense.specs(base))
+    hf.save_drafter(tmp_path, cfg, params, target=(base, target), lean=True)
+    kept = load_file(pruned_folders / name / "model.safetensors").keys()
+    assert load_file(tmp_path / "model.safetensors").keys() == kept - {
+        "embed_tokens.weight",
+        "lm_head.weight",
+    }
+    again, loaded = hf.load_drafter(tmp_path, target=target)
+    assert again == cfg
+    jax.tree.map(np.testing.assert_array_equal, loaded, params)
+    said = refused(hf.load_drafter, tmp_path)
+    assert "no lm_head.weight in it, expected a drafter that is not lean" in said
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
