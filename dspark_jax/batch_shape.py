@@ -13,6 +13,10 @@ from dspark_jax.request import Request
 from dspark_jax.state import Models, cache_length, places
 
 
+FEW_TOKENS = 128
+"""A pass over fewer spends much of its time on reading the weights."""
+
+
 @dataclasses.dataclass(frozen=True)
 class BatchShape:
     """The shape that everything is compiled for."""
@@ -31,12 +35,14 @@ class BatchShape:
 def plan(models: Models, requests: Sequence[Request], slots: int) -> BatchShape:
     """The smallest shape that holds every request: cache lengths in steps of 16 positions.
 
-    The longest prompt takes up to four steps of the prefill, so that short ones take fewer.
+    The longest prompt takes up to four steps of the prefill, so that short ones take fewer; a step
+    of few rows is longer.
     """
     prompt = max(len(r.token_ids) for r in requests)
+    longest = 1 << (prompt - 1).bit_length()
     block = models.drafter_config.block_size if models.drafter_config else 0
     most = max(cache_length(len(r.token_ids), r.max_new_tokens, block) for r in requests)
-    chunk = min(256, max(16, (1 << (prompt - 1).bit_length()) // 4))
+    chunk = min(256, max(16, longest // 4, min(longest, FEW_TOKENS // slots)))
     length = max(-(-most // 16) * 16, -(-prompt // chunk) * chunk)
     return BatchShape(rows=slots, length=length, chunk=chunk)
 

@@ -16,8 +16,16 @@ def test_plan_holds_every_request(tiny_pair):
     needed = max(cache_length(20, 30, 3), cache_length(5, 60, 3))
     assert shape.rows == 4
     assert needed <= shape.length < needed + 16
-    assert shape.chunk == 16
+    assert shape.chunk == 32
     assert shape.prompt_length >= 20
+
+
+def test_steps_of_few_rows_are_longer(tiny_pair):
+    """One row reads 100 tokens in one step, four rows in four, and many rows no less."""
+    models, asked = tiny_pair("vanilla"), [Request([1] * 100, max_new_tokens=1)]
+    chunks = {n: batch_shape.plan(models, asked, n).chunk for n in (1, 2, 4, 16, 200)}
+    assert chunks == {1: 128, 2: 64, 4: 32, 16: 32, 200: 32}
+    assert batch_shape.plan(models, [Request([1] * 30, max_new_tokens=1)], 1).chunk == 32
 
 
 @pytest.mark.parametrize("prompt", [1, 15, 16, 17, 63, 65, 300, 1500])
