@@ -32,7 +32,7 @@ def test_all_are_there():
     sizes = ("qwen3_4b", "qwen3_8b", "qwen3_14b", "tiny")
     kinds = ("", "_dflash", "_rnn", "_eagle3")
     expected = {f"{size}{kind}" for size in sizes for kind in kinds} | {"tiny_mtp", "gemma4_12b"}
-    expected |= {f"smollm2{kind}" for kind in (*kinds, "_mtp")}
+    expected |= {f"smollm2{kind}" for kind in (*kinds, "_mtp", "_small")}
     assert set(PRESETS) == expected
 
 
