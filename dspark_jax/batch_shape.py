@@ -12,7 +12,6 @@ from dspark_jax import prefill
 from dspark_jax.request import Request
 from dspark_jax.state import Models, cache_length, places
 
-
 FEW_TOKENS = 128
 """A pass over fewer spends much of its time on reading the weights."""
 
