@@ -20,9 +20,12 @@ from dspark_jax.config import require
 ECE_BINS = 20
 # Temperatures that are tried: 1 is among them, neighbours differ by 1.4 %.
 GRID = np.geomspace(1 / 16, 16, 401)
+NEAREST_FIRST = GRID[np.argsort(abs(np.log(GRID)), kind="stable")]
 CLEAR = 4.0
 """Standard errors by which a temperature must lower the ECE, or it stays 1. So many, since the best
 of 401 is taken, and rounds of one text are alike."""
+ORDER = 0.0025
+"""AUROC that a temperature may cost: the scheduler ranks prefixes by their survival."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,28 +77,36 @@ def fit_sts(
       mask: [N, K], which of them were judged; default: all. What a row holds elsewhere is ignored.
     Returns:
       For each position, from left to right, the temperature of the least ECE of the product with
-      the positions before it; of equals, the one nearest to 1. 1 where nothing was judged, and
-      where the gain is no more than noise: that would only spoil the order of prefixes.
+      the positions before it, among those that do not spoil the order of prefixes; of equals, the
+      one nearest to 1. 1 where nothing was judged, and where the gain is no more than noise.
     Raises:
       InputError: the arrays do not fit.
     """
     z, accepted, mask = _checked(confidence_logits, prefix_accepted, mask)
     before, temperatures = np.ones(len(z)), np.ones(z.shape[1])
-    nearest_first = GRID[np.argsort(abs(np.log(GRID)), kind="stable")]
-    for k in range(z.shape[1]):
-        judged = mask[:, k]
+    for k, judged in enumerate(mask.T):
         if judged.any():
-            errors = [
-                _ece(before[judged] * sigmoid(z[judged, k] / t), accepted[judged, k])
-                for t in nearest_first
-            ]
-            best = int(np.argmin(errors))
-            chances = before[judged] * sigmoid(z[judged, k] / nearest_first[best])
-            noise = np.sqrt((chances * (1 - chances)).sum()) / len(chances)
-            if errors[best] < errors[0] - CLEAR * noise:
-                temperatures[k] = nearest_first[best]
+            temperatures[k] = _temperature(before[judged], z[judged, k], accepted[judged, k])
         before = before * sigmoid(z[:, k] / temperatures[k])
     return temperatures
+
+
+def _temperature(before: np.ndarray, z: np.ndarray, accepted: np.ndarray) -> float:
+    """That of one position; `before` [N] are the chances of the drafts before it."""
+
+    def chances(t: float) -> np.ndarray:
+        return before * sigmoid(z / t)
+
+    errors = np.array([_ece(chances(t), accepted) for t in NEAREST_FIRST])
+    least_order = _auroc(chances(1.0), accepted) - ORDER
+    for i in np.argsort(errors, kind="stable"):
+        scaled = chances(NEAREST_FIRST[i])
+        noise = np.sqrt((scaled * (1 - scaled)).sum()) / len(scaled)
+        if errors[i] >= errors[0] - CLEAR * noise:
+            break
+        if not _auroc(scaled, accepted) < least_order:  # NaN: there is no order to spoil
+            return NEAREST_FIRST[i]
+    return 1.0
 
 
 def prefix_metrics(

@@ -107,6 +107,28 @@ def test_fit_is_the_grid_search_written_out():
     np.testing.assert_allclose(fit_sts(z, accepted), expected)
 
 
+@pytest.mark.parametrize(("spread", "costs"), [(0.05, False), (0.1, True)])
+def test_the_order_of_prefixes_is_kept(spread, costs, monkeypatch):
+    """The second draft is accepted with .9 where about .57 is said, with some noise.
+
+    The temperature that mends the mean makes the noise ten times as large.
+    """
+    rng, rounds = np.random.default_rng(7), 5000
+    z = np.stack([rng.normal(1, 1.5, rounds), rng.normal(0.3, spread, rounds)], axis=1)
+    each = rng.random(z.shape) < np.stack([sigmoid(z[:, 0]), np.full(rounds, 0.9)], axis=1)
+    accepted = np.cumprod(each, axis=1).astype(bool)
+    raw, found = prefix_metrics(z, accepted), fit_sts(z, accepted)
+    fitted = prefix_metrics(z, accepted, temperatures=found)
+    assert fitted.auroc[1] >= raw.auroc[1] - calibration.ORDER
+    assert fitted.ece[1] < raw.ece[1] / 3
+    monkeypatch.setattr(calibration, "ORDER", 1.0)
+    free = fit_sts(z, accepted)
+    assert (free[1] != found[1]) == costs
+    if costs:
+        spoilt = prefix_metrics(z, accepted, temperatures=free)
+        assert spoilt.auroc[1] < raw.auroc[1] - 2 * 0.0025
+
+
 def test_confidences_that_are_right_are_left_alone():
     z, accepted = simulated(np.random.default_rng(6), np.ones(4), 2000)
     assert fit_sts(z, accepted).tolist() == [1.0] * 4
