@@ -116,7 +116,7 @@ def train_case(
         optimizer=OptimizerSettings(),
         anchor_chunk=ANCHORS,
     )
-    mesh = sharding.make_mesh(devices)
+    mesh = sharding.make_mesh(devices, data_parallel=devices, fsdp=1)
     run_step, state = step.make_step(cfg, mesh), first_state(cfg, mesh)
     target = jax.device_put(
         models.target, sharding.parameters(dense.specs(models.target_config), mesh)

@@ -172,7 +172,7 @@ def make_cases(settings: Settings, folder: Path) -> tuple[dict[str, Callable[[],
     assert write_cache(cache, []) == 0
     from_cache = dataclasses.replace(run, features=str(cache.output))
     encoder = make_encoder(run.data, settings.target, target_config)
-    mesh = sharding.make_mesh(settings.devices)
+    mesh = sharding.make_mesh(settings.devices, data_parallel=settings.devices, fsdp=1)
 
     def training(run: RunSettings, cfg: StepConfig, target: Target, ahead: int) -> Training:
         batches = open_rows(run, cfg, settings.target, encoder, mesh).batches
