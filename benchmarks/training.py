@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import core
 import grain
@@ -73,7 +73,7 @@ class Settings:
     repeats: int = 9
     steps: int = 32
     """Of each case in each repeat."""
-    devices: int = 1
+    devices: Literal[1, 2, 4] = 1
     """Devices, of the CPU too, that share the rows of a batch."""
     json: Path | None = None
     """Write the figures here too."""

@@ -25,7 +25,8 @@ CLEAR = 4.0
 """Standard errors by which a temperature must lower the ECE, or it stays 1. So many, since the best
 of 401 is taken, and rounds of one text are alike."""
 ORDER = 0.0025
-"""AUROC that a temperature may cost: the scheduler ranks prefixes by their survival."""
+"""AUROC that a temperature may cost at its own position: the scheduler ranks prefixes by their
+survival. What it costs at later ones is not known when it is chosen."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +78,7 @@ def fit_sts(
       mask: [N, K], which of them were judged; default: all. What a row holds elsewhere is ignored.
     Returns:
       For each position, from left to right, the temperature of the least ECE of the product with
-      the positions before it, among those that do not spoil the order of prefixes; of equals, the
+      the positions before it, among those that do not spoil the order there; of equals, the
       one nearest to 1. 1 where nothing was judged, and where the gain is no more than noise.
     Raises:
       InputError: the arrays do not fit.
@@ -97,13 +98,16 @@ def _temperature(before: np.ndarray, z: np.ndarray, accepted: np.ndarray) -> flo
     def chances(t: float) -> np.ndarray:
         return before * sigmoid(z / t)
 
-    errors = np.array([_ece(chances(t), accepted) for t in NEAREST_FIRST])
-    least_order = _auroc(chances(1.0), accepted) - ORDER
+    def noise(chances: np.ndarray) -> float:
+        return np.sqrt((chances * (1 - chances)).sum()) / len(chances)
+
+    errors, raw = np.array([_ece(chances(t), accepted) for t in NEAREST_FIRST]), chances(1.0)
+    least_order = _auroc(raw, accepted) - ORDER
     for i in np.argsort(errors, kind="stable"):
         scaled = chances(NEAREST_FIRST[i])
-        noise = np.sqrt((scaled * (1 - scaled)).sum()) / len(scaled)
-        if errors[i] >= errors[0] - CLEAR * noise:
-            break
+        # Of chances near 0 and 1 there is hardly any, whether they are right or not.
+        if errors[i] >= errors[0] - CLEAR * max(noise(scaled), noise(raw)):
+            continue
         if not _auroc(scaled, accepted) < least_order:  # NaN: there is no order to spoil
             return NEAREST_FIRST[i]
     return 1.0
