@@ -43,7 +43,10 @@ def prepare(settings: Settings) -> Run:
     check_data(settings, digests)
     cfg = step_config(settings, target_config, drafter_config)
     begun = bool(steps(settings.workdir / CHECKPOINTS))
-    params = None if begun else initial_drafter(settings, drafter_config, mesh)
+    params = None
+    if settings.init_from is not None and not begun:
+        ends = load_target(settings, folder, target_config, mesh, layers=False)
+        params = initial_drafter(settings.init_from, drafter_config, ends, mesh)
     cfg = dataclasses.replace(cfg, draft_ids=draft_ids(settings, drafter_config, encoder, params))
     rows = open_rows(settings, cfg, folder, encoder, mesh)
     held_out = HeldOut(cfg, mesh, rows.held_out) if rows.held_out else None
@@ -98,15 +101,15 @@ def draft_ids(
     return draft_tokens.count(make_batches(settings, settings.data.files, encoder), cfg)
 
 
-def initial_drafter(settings: Settings, cfg: DraftingConfig, mesh: Mesh) -> AnyDrafter | None:
-    """The drafter to go on training, as float32 masters; None when there is none.
+def initial_drafter(name: str, cfg: DraftingConfig, target: Target, mesh: Mesh) -> AnyDrafter:
+    """The drafter to go on training, a folder or repository id, as float32 masters.
 
+    Args:
+      cfg: what the settings ask for.
+      target: whose LM head it has if it is lean; no layers are needed.
     Raises:
       InputError: it is not what the settings ask for, with the first difference.
     """
-    name = settings.init_from
-    if name is None:
-        return None
     folder = files.resolve(name)
     there = model_config.load_drafter_config(folder)
     theirs, ours = type(there).__name__, type(cfg).__name__
@@ -119,7 +122,7 @@ def initial_drafter(settings: Settings, cfg: DraftingConfig, mesh: Mesh) -> AnyD
             " target; expected the same",
         )
     place = functools.partial(sharding.parameters, mesh=mesh)
-    found, params = hf.load_drafter(folder, place=place)
+    found, params = hf.load_drafter(folder, target=target, place=place)
     require(
         found.confidence_head == cfg.confidence_head,
         f"{name}: it has no weights of a confidence head; expected them, or confidence_head=False",

@@ -94,9 +94,10 @@ def test_a_pruned_vocabulary(small_target, text_file, tmp_path, monkeypatch):
         generation.generate(p, asked, slots=1, ignore_stop=True)[0] for p in (pair, alone)
     )
     assert found.token_ids == plain.token_ids
-    # A run goes on with the tokens that it began with, and can be the start of another.
+    # A run goes on with the tokens that it began with, and can be the start of another, lean too.
+    assert export(["--workdir", str(workdir), "--output", str(tmp_path / "lean"), "--lean"]) == 0
     further = [a if a != str(workdir) else str(tmp_path / "further") for a in args]
-    assert main(["tiny", *further, "--init-from", str(workdir / "drafter")]) == 0
+    assert main(["tiny", *further, "--init-from", str(tmp_path / "lean")]) == 0
     there = (tmp_path / "further" / draft_tokens.FILE).read_text()
     assert there == (workdir / draft_tokens.FILE).read_text()
     (workdir / draft_tokens.FILE).write_text('{"ids": [1, 1, 2]}')
