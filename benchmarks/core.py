@@ -108,19 +108,15 @@ def train_case(
     pair: generation.Pair, tokens: np.ndarray, *, steps: int = 8, devices: int = 1
 ) -> Case:
     """Some whole training steps of a fresh Markov drafter for the pair's target."""
-    models = pair.models
     cfg = step.StepConfig(
-        target=models.target_config,
+        target=pair.models.target_config,
         drafter=dataclasses.replace(drafter_config(pair), num_anchors=ANCHORS),
         loss=LossConfig(),
         optimizer=OptimizerSettings(),
         anchor_chunk=ANCHORS,
     )
-    mesh = sharding.make_mesh(devices, data_parallel=devices, fsdp=1)
-    run_step, state = step.make_step(cfg, mesh), first_state(cfg, mesh)
-    target = jax.device_put(
-        models.target, sharding.parameters(dense.specs(models.target_config), mesh)
-    )
+    mesh, target = place_pair(pair, devices)
+    run_step, state = step.make_step(cfg, mesh), step.create_state(cfg, mesh)
     starts = np.random.default_rng(0).integers(0, len(tokens) - LENGTH, BATCH)
     batch = step.Batch(
         tokens=np.array([tokens[s : s + LENGTH] for s in starts]),
@@ -138,9 +134,11 @@ def train_case(
     return Case("train, 4 x 192, 24 anchors", timed(run))
 
 
-def first_state(cfg: step.StepConfig, mesh: Mesh) -> step.TrainState:
-    """The state before the first step, on a mesh."""
-    return jax.jit(lambda: step.init_state(cfg), out_shardings=step.state_shardings(cfg, mesh))()
+def place_pair(pair: generation.Pair, devices: int) -> tuple[Mesh, dense.Target]:
+    """A mesh of devices that share the rows of a batch, and the pair's target on all of them."""
+    mesh = sharding.make_mesh(devices, data_parallel=devices, fsdp=1)
+    places = sharding.parameters(dense.specs(pair.models.target_config), mesh)
+    return mesh, jax.device_put(pair.models.target, places)
 
 
 def hf_case(

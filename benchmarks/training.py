@@ -37,10 +37,9 @@ import jax
 import tyro
 from jax.sharding import Mesh
 
-from dspark_jax import generation, sharding
+from dspark_jax import generation
 from dspark_jax.config import DrafterConfig
 from dspark_jax.generation import EMBEDDED
-from dspark_jax.targets import dense
 from dspark_jax.targets.dense import Target
 from train import corpus
 from train.cache import CacheSettings, write_cache
@@ -54,7 +53,7 @@ from train.resources import step_flops
 from train.rows import open_rows
 from train.settings import DataSettings, DrafterSettings
 from train.settings import Settings as RunSettings
-from train.step import StepConfig, make_step
+from train.step import StepConfig, create_state, make_step
 
 HF, HF_TIMES = "transformers", 5
 DOCUMENTS = 4  # of a row, between which its anchors are shared
@@ -120,7 +119,7 @@ class Training:
         ahead: int,
     ):
         self.batches, self.target, self.ahead = batches, target, ahead
-        self.step, self.state = make_step(cfg, mesh), core.first_state(cfg, mesh)
+        self.step, self.state = make_step(cfg, mesh), create_state(cfg, mesh)
         self.meter = Meter(
             cfg,
             Pool.start(cfg.drafter.block_size),
@@ -172,14 +171,12 @@ def make_cases(settings: Settings, folder: Path) -> tuple[dict[str, Callable[[],
     assert write_cache(cache, []) == 0
     from_cache = dataclasses.replace(run, features=str(cache.output))
     encoder = make_encoder(run.data, settings.target, target_config)
-    mesh = sharding.make_mesh(settings.devices, data_parallel=settings.devices, fsdp=1)
+    mesh, target = core.place_pair(pair, settings.devices)
 
     def training(run: RunSettings, cfg: StepConfig, target: Target, ahead: int) -> Training:
         batches = open_rows(run, cfg, settings.target, encoder, mesh).batches
         return Training(run, cfg, target, batches, mesh, ahead=ahead)
 
-    places = sharding.parameters(dense.specs(target_config), mesh)
-    target = jax.device_put(pair.models.target, places)
     online = training(run, cfg, target, BATCHES_AHEAD + 1)
     stored_cfg = dataclasses.replace(cfg, features="stored")
     stored = training(from_cache, stored_cfg, dataclasses.replace(target, layers=()), 3)

@@ -25,7 +25,7 @@ from train.meter import Pool
 from train.rows import make_batches, open_rows
 from train.run import Run
 from train.settings import Settings
-from train.step import StepConfig, abstract_state, init_state, state_shardings
+from train.step import StepConfig, abstract_state, create_state
 from train.target import load_target, target_folder
 from train.workdir import CHECKPOINTS, check_data, check_workdir, write_workdir
 
@@ -63,12 +63,10 @@ def prepare(settings: Settings) -> Run:
     )
     pool = Pool.start(drafter_config.block_size)
     if checkpoints.latest is None:
-        places = state_shardings(cfg, mesh)
-        start = target if from_target else None
-        state = jax.jit(functools.partial(init_state, cfg), out_shardings=places)(start)
+        state = create_state(cfg, mesh, target if from_target else None)
         if params is not None:
             params = own_parameters(settings, params, target)
-            state = state.replace(params=params)
+            state = dataclasses.replace(state, params=params)
     else:
         state, place = checkpoints.restore(abstract_state(cfg, mesh))
         rows.batches.set_state(own_place(place["data"], *hosts.batch_share(mesh)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -108,6 +109,12 @@ def state_shardings(cfg: StepConfig, mesh: AnyMesh) -> TrainState:
     moments = jax.eval_shape(_optimizer(cfg).init, parameters.abstract(specs))
     moments = jax.tree_util.tree_map_with_path(place, moments)
     return TrainState(whole, params, moments, Guard(*[whole] * 4))
+
+
+def create_state(cfg: StepConfig, mesh: AnyMesh, target: Target | None = None) -> TrainState:
+    """The state before the first step on a mesh; `target` as for `init_state`."""
+    places = state_shardings(cfg, mesh)
+    return jax.jit(functools.partial(init_state, cfg), out_shardings=places)(target)
 
 
 def abstract_state(cfg: StepConfig, mesh: AnyMesh) -> TrainState:

@@ -22,7 +22,7 @@ from dspark_jax.losses import LossConfig
 from dspark_jax.targets import dense
 from train import hosts
 from train.settings import DrafterSettings, HostSettings, OptimizerSettings
-from train.step import Batch, StepConfig, init_state, make_step, state_shardings
+from train.step import Batch, StepConfig, create_state, make_step
 
 B, S, STEPS = 8, 24, 30
 
@@ -57,7 +57,7 @@ def run(mesh):
     init = parameters.init
     places = sharding.parameters(dense.specs(TARGET), mesh)
     target = jax.jit(lambda: init(jax.random.key(9), dense.specs(TARGET)), out_shardings=places)()
-    state = jax.jit(lambda: init_state(CONFIG), out_shardings=state_shardings(CONFIG, mesh))()
+    state = create_state(CONFIG, mesh)
     step, found, gradient = make_step(CONFIG, mesh), [], None
     for number in range(STEPS):
         batch = hosts.global_batch(mesh, hosts.own_rows(mesh, batch_of(number)))
