@@ -13,8 +13,8 @@ All cases are measured in turn in every repeat, and ratios are taken within a re
 A small model is faster with `--devices 2`, a CPU device for each of two cores, which share the
 batch, than with one device of which every small operation asks both cores.
 
-Batches that were made ahead are thrown away before the clock starts, and as many are made again
-while it runs: a pipeline looks rather more expensive than it is.
+As many batches lie ready when the clock stops as when it starts: while it runs, one is made for
+every step.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ from dspark_jax.targets.dense import Target
 from train import corpus
 from train.cache import CacheSettings, write_cache
 from train.checkpoint import Checkpoints
-from train.data import BATCHES_AHEAD
 from train.encoding import make_encoder
 from train.lookout import Lookout
 from train.meter import Meter, Pool
@@ -59,7 +58,7 @@ HF, HF_TIMES = "transformers", 5
 DOCUMENTS = 4  # of a row, between which its anchors are shared
 CHARACTERS = 400  # of a document at most
 CACHED = 64  # batches
-PAUSE = 0.5  # seconds in front of a case: threads of the one before may still be spinning
+PAUSE = 0.5  # seconds in front of a case: batches are made ahead, threads of the last one stop
 SAVE_EVERY = (100, 500)  # steps between checkpoints for which their cost is given; 500 is usual
 
 
@@ -115,10 +114,9 @@ class Training:
         target: Target,
         batches: grain.DatasetIterator,
         mesh: Mesh,
-        *,
-        ahead: int,
     ):
-        self.batches, self.target, self.ahead = batches, target, ahead
+        self.batches, self.target = batches, target
+        self.placed = next(batches)
         self.step, self.state = make_step(cfg, mesh), create_state(cfg, mesh)
         self.meter = Meter(
             cfg,
@@ -132,21 +130,18 @@ class Training:
         self.waited: list[float] = []
 
     def run(self, steps: int, *, fetch: bool = True, save: bool = False) -> float:
-        """Tokens a second of some steps, padding included, on new batches or on the same one."""
-        placed = next(self.batches)
-        for _ in range(self.ahead if fetch else 0):
-            next(self.batches)
+        """Tokens a second of some steps, padding included, on new batches or on the last one."""
         jax.block_until_ready(self.state)
         self.meter.read()
         start = time.perf_counter()
         for number in range(steps):
             if fetch:
                 with self.meter.waiting():
-                    placed = next(self.batches)
-            self.state, report = self.step(self.state, self.target, placed.batch)
+                    self.placed = next(self.batches)
+            self.state, report = self.step(self.state, self.target, self.placed.batch)
             self.done += 1
-            self.padding += core.BATCH * core.LENGTH - placed.tokens
-            self.meter.add(report, placed.tokens)
+            self.padding += core.BATCH * core.LENGTH - self.placed.tokens
+            self.meter.add(report, self.placed.tokens)
             self.lookout.add(self.done, report)
             if save and number == 0:
                 self.lookout.settle()
@@ -173,13 +168,13 @@ def make_cases(settings: Settings, folder: Path) -> tuple[dict[str, Callable[[],
     encoder = make_encoder(run.data, settings.target, target_config)
     mesh, target = core.place_pair(pair, settings.devices)
 
-    def training(run: RunSettings, cfg: StepConfig, target: Target, ahead: int) -> Training:
+    def training(run: RunSettings, cfg: StepConfig, target: Target) -> Training:
         batches = open_rows(run, cfg, settings.target, encoder, mesh).batches
-        return Training(run, cfg, target, batches, mesh, ahead=ahead)
+        return Training(run, cfg, target, batches, mesh)
 
-    online = training(run, cfg, target, BATCHES_AHEAD + 1)
+    online = training(run, cfg, target)
     stored_cfg = dataclasses.replace(cfg, features="stored")
-    stored = training(from_cache, stored_cfg, dataclasses.replace(target, layers=()), 3)
+    stored = training(from_cache, stored_cfg, dataclasses.replace(target, layers=()))
     tokens = core.held_out_tokens(pair)
     cases = {
         "bare": core.train_case(pair, tokens, steps=steps, devices=settings.devices).run,

@@ -190,7 +190,7 @@ class Encoder:
             require(self._turn.stop not in answer, "an answer holds the target's stop token")
         else:
             answer = self.tokenizer.encode_literally(content)
-        opening = self.tokenizer.encode(lead, special=False)
+        opening = self.tokenizer.encode(lead, special=False) if lead else []
         return prompt, [*opening, *answer, self._turn.stop]
 
     def _shown(self, before: list[Message], message: Message, tools: list | None) -> str:
