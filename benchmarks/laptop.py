@@ -9,8 +9,9 @@ time, and compiling isn't. `generate` of transformers decodes the same prompts, 
 in bfloat16, from a folder that the target's weights are written to for the time of the run.
 
 Then the parts of a round (`parts` says how each is timed), in turn as well; beside each the part of
-its time that reading its weights would take at the bandwidth of a jitted sum over a large array.
-More than 100 % is possible where weights stay in the caches.
+its time that reading its weights would take at the bandwidth of a jitted sum over a large array,
+and beside the whole round that of all weights at the bandwidth of a copy. More than 100 % is
+possible where weights stay in the caches.
 """
 
 from __future__ import annotations
@@ -183,28 +184,34 @@ def round_parts(engine: Engine) -> dict[str, float]:
 
 def measure_parts(
     engines: Mapping[str, Engine], repeats: int
-) -> tuple[float, list[dict[str, Any]]]:
-    """Bandwidth in bytes a second, and the parts of the rounds of all systems: medians.
+) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """Bandwidths in bytes a second, and the parts of the rounds of all systems: medians.
 
     What part of the roof is reached is set against the bandwidth of the same repeat.
     """
-    rates = []
+    rates: dict[str, list[float]] = {"sum": [], "copy": []}
     times: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
     for _ in range(repeats):
-        rates.append(parts.bandwidth())
+        rates["sum"].append(parts.bandwidth())
+        rates["copy"].append(parts.copy_bandwidth())
         for name, engine in engines.items():
             times[name].append(round_parts(engine))
     found = []
     for name, engine in engines.items():
         own, models = times[name], engine.pair.models
         read = parts.weight_bytes(models, block_size(models, engine.cfg))
-        roof = {
-            part: statistics.median(n / r / t[part] for r, t in zip(rates, own, strict=True))
-            for part, n in read.items()
-        }
+        roof = {part: part_of_roof(part, n, rates["sum"], own) for part, n in read.items()}
+        roof["round"] = part_of_roof("round", sum(read.values()), rates["copy"], own)
         seconds = {part: statistics.median(t[part] for t in own) for part in own[0]}
         found.append({"system": name, "seconds": seconds, "weight_bytes": read, "roof": roof})
-    return statistics.median(rates), found
+    return {name: statistics.median(values) for name, values in rates.items()}, found
+
+
+def part_of_roof(
+    part: str, read: float, rates: Sequence[float], times: Sequence[Mapping[str, float]]
+) -> float:
+    """What of a part's time so many bytes would take at the rates, a repeat each: a median."""
+    return statistics.median(read / r / t[part] for r, t in zip(rates, times, strict=True))
 
 
 def interval(ratio: Mapping[str, Any] | None) -> str:
@@ -231,8 +238,11 @@ def print_speeds(rows: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-def print_parts(rate: float, rows: Sequence[Mapping[str, Any]]) -> None:
-    print(f"a round in ms, and the part of it that reading weights takes at {rate / 1e9:.1f} GB/s")
+def print_parts(rates: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -> None:
+    print(
+        f"a round in ms, and the part of it that reading weights takes at {rates['sum'] / 1e9:.1f}"
+        f" GB/s; of the whole round, at the {rates['copy'] / 1e9:.1f} GB/s of a copy"
+    )
     print(f"{'':32}" + "".join(f"{name:>15}" for name in (*PARTS, "round")))
 
     def cell(row: Mapping[str, Any], part: str) -> str:
@@ -260,12 +270,12 @@ def main(args: Sequence[str]) -> int:
     )
     speeds = measure_speeds(settings, engines, asked)
     print_speeds(speeds)
-    rate, rounds = measure_parts(engines, settings.repeats)
-    print_parts(rate, rounds)
+    rates, rounds = measure_parts(engines, settings.repeats)
+    print_parts(rates, rounds)
     if settings.json is not None:
         values = {"machine": platform.machine(), "device": device, "jax": jax.__version__}
         values |= {"date": str(date.today()), "settings": dataclasses.asdict(settings)}
-        values |= {"speeds": speeds, "bandwidth": rate, "rounds": rounds}
+        values |= {"speeds": speeds, "bandwidths": rates, "rounds": rounds}
         settings.json.write_text(json.dumps(values, indent=2, default=str) + "\n")
     return 0
 

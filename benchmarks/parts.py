@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -204,18 +204,32 @@ def head_bytes(head: heads.Markov, width: int, drafts: int) -> int:
 def bandwidth() -> float:
     """Bytes a second that are read from memory by a jitted sum over a large float32 array.
 
-    A sum reads and writes nothing, as a pass does with weights. A copy would be bound by writing: a
-    program of XLA's writes to memory that is new each time. The fastest of some calls counts, as it
-    is to be a roof.
+    A sum reads and writes nothing, as a pass does with weights.
     """
     values = jnp.ones(BYTES // 4, jnp.float32)
-    jax.block_until_ready(_sum(values))
+    return BYTES / _fastest(lambda: jax.block_until_ready(_sum(values)))
+
+
+def copy_bandwidth() -> float:
+    """Bytes a second that are read and written by NumPy's copy of a large float32 array.
+
+    The copy goes to memory that was written to before. A program of XLA's writes to memory that is
+    new each time, and measures that.
+    """
+    values = np.ones(BYTES // 4, np.float32)
+    copy = np.zeros_like(values)
+    return 2 * BYTES / _fastest(lambda: np.copyto(copy, values))
+
+
+def _fastest(run: Callable[[], object]) -> float:
+    """Seconds of the fastest of some calls, as it is to be a roof; the first does not count."""
+    run()
     times = []
     for _ in range(5):
         start = time.perf_counter()
-        jax.block_until_ready(_sum(values))
+        run()
         times.append(time.perf_counter() - start)
-    return BYTES / min(times)
+    return min(times)
 
 
 @jax.jit

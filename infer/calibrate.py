@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,12 +28,14 @@ from dspark_jax.io import cli, files
 from dspark_jax.io.calibration_file import Calibration, Entry
 from dspark_jax.request import Completion, Request
 from dspark_jax.state import block_size
-from infer import requests, results
+from infer import pictures, requests, results
 from infer.engine import Engine
 from infer.models import load_both, require_both
 
 FEW = 1000
 """Rounds below which a fit is mostly noise: 50 a bin of the calibration error."""
+CURVE_BINS = 10
+"""Of the curves in the picture."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +66,8 @@ class Settings:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of parameters, activations and caches."""
     plot: Path | None = None
-    """PNG file for predicted against observed survival, before and after (extra `plots`)."""
+    """PNG file for predicted against observed survival, before and after (extra `plots`); one for a
+    dark page, FILE-dark.png, is put beside it."""
     seed: int = 0
 
     def check(self) -> None:
@@ -155,8 +158,10 @@ def run(settings: Settings) -> None:
     fitted = ", ".join(f"{t:g}" for t in settings.temperatures)
     print(f"{settings.output}: blocks of {cfg.block_size} at temperature {fitted}")
     if settings.plot is not None:
-        plot(curves, settings.plot)
-        print(settings.plot)
+        stem = settings.plot.with_suffix("")
+        for name, data in pictures.themes(str(stem), lambda figure: plot(figure, curves)):
+            files.write_whole(Path(f"{name}.png"), data)
+            print(f"{name}.png")
 
 
 def _decode(settings: Settings, pair: Pair, asked: Sequence[Request]) -> tuple[Rounds, Rounds]:
@@ -206,31 +211,27 @@ def table(entry: Entry, before: PrefixMetrics, after: PrefixMetrics) -> str:
     return "\n".join([*lines, f"{'mean':>8}{'':8}{values}"])
 
 
-def plot(curves: dict[float, tuple[Rounds, Entry]], path: Path) -> None:
+def plot(figure: Any, curves: Mapping[float, tuple[Rounds, Entry]]) -> None:
     """Reliability of the survival at every position: a row a temperature, before and after."""
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(
-        len(curves), 2, figsize=(9, 4.2 * len(curves)), layout="constrained", squeeze=False
-    )
+    figure.set_size_inches(9, 4.2 * len(curves) + 0.5)
+    axes = figure.subplots(len(curves), 2, squeeze=False)
     for row, (temperature, (rounds, entry)) in zip(axes, curves.items(), strict=True):
         fitted: Any = np.array(entry.temperatures)
         for axis, name, divisors in zip(row, ("raw", "scaled"), (None, fitted), strict=True):
             chances = calibration.survival(rounds.logits, divisors)
-            axis.plot([0, 1], [0, 1], color="0.7", linewidth=1)
+            axis.plot([0, 1], [0, 1], color="0.6", linewidth=1, marker="")
             for k in range(chances.shape[1]):
-                bins = calibration.reliability(chances[:, k], rounds.accepted[:, k], 10)
-                seen = bins.count > 0
-                axis.plot(
-                    bins.predicted[seen], bins.observed[seen], ".-", label=f"position {k + 1}"
-                )
+                bins = calibration.reliability(chances[:, k], rounds.accepted[:, k], CURVE_BINS)
+                seen = bins.count >= pictures.FEW
+                axis.plot(bins.predicted[seen], bins.observed[seen], label=f"position {k + 1}")
             axis.set(
                 title=f"{name}, temperature {temperature:g}",
                 xlabel="predicted survival",
-                ylabel="accepted",
+                ylabel="prefixes accepted",
+                xlim=(0, 1),
+                ylim=(0, 1),
             )
-    axes[0][0].legend(fontsize="small")
-    figure.savefig(path, dpi=120)
+    pictures.below(figure, axes[0][0])
 
 
 if __name__ == "__main__":

@@ -254,7 +254,7 @@ def write_figures(settings: Settings, about: Circumstances, found: dict[str, Any
 
 def write_report(settings: Settings, about: Circumstances, found: Findings) -> None:
     """The report and its pictures."""
-    for name, data in figures.pictures(found):
+    for name, data in figures.draw_all(found):
         files.write_whole(settings.output / f"{name}.png", data)
     files.write_whole(settings.output / REPORT, report.markdown(found, about))
     print(f"{settings.output}: {', '.join(sorted(p.name for p in settings.output.iterdir()))}")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from dspark_jax.scheduler import Policy
-from infer import load
+from infer import load, pictures
 from infer.stages import Stages
 
 
@@ -80,45 +79,51 @@ def describe(results: Sequence[Result], ratios: Sequence[Ratio]) -> Iterator[str
         yield line
 
 
-def picture(draw: Callable[[Any, Sequence[Result]], None], results: Sequence[Result]) -> bytes:
-    """A PNG of what `draw` puts on a figure."""
-    from matplotlib.figure import Figure
-
-    figure, data = Figure(figsize=(9, 4.5), layout="constrained"), io.BytesIO()
-    draw(figure, results)
-    figure.savefig(data, format="png", dpi=120)
-    return data.getvalue()
+def draw_all(results: Sequence[Result]) -> Iterator[tuple[str, bytes]]:
+    """Names without ending, and PNGs: each for a light and for a dark page."""
+    yield from pictures.themes("throughput", lambda figure: plot_throughput(figure, results))
+    yield from pictures.themes("concurrency", lambda figure: plot_concurrency(figure, results))
 
 
 def plot_throughput(figure: Any, results: Sequence[Result]) -> None:
     """Throughput against speed for a user; a point is a concurrency."""
+    figure.set_size_inches(9, 4.8)
     axis = figure.subplots()
     for policy, own in _by_policy(results):
         x = [r.tokens_per_second_per_user for r in own]
         y = [r.tokens_per_second for r in own]
-        axis.plot(x, y, ".-", label=policy)
+        (line,) = axis.plot(x, y, label=policy)
         for r in own:
-            at = (r.tokens_per_second_per_user, r.tokens_per_second)
-            axis.annotate(str(r.concurrency), at, fontsize="x-small")
-    axis.set(xlabel="tokens/s per user", ylabel="tokens/s", title="by concurrency")
+            axis.annotate(
+                str(r.concurrency),
+                (r.tokens_per_second_per_user, r.tokens_per_second),
+                xytext=(4, 4),
+                textcoords="offset points",
+                fontsize="small",
+                color=line.get_color(),
+            )
+    axis.set(xlabel="tokens/s of a user (numbers: users at once)", ylabel="tokens/s of all users")
     axis.set(xlim=(0, None), ylim=(0, None))
-    axis.legend()
+    pictures.below(figure, axis)
 
 
 def plot_concurrency(figure: Any, results: Sequence[Result]) -> None:
     """Throughput and verified tokens against concurrency."""
+    figure.set_size_inches(9, 4.8)
     left, right = figure.subplots(1, 2)
     for policy, own in _by_policy(results):
         x = [r.concurrency for r in own]
-        left.plot(x, [r.tokens_per_second for r in own], ".-", label=policy)
+        left.plot(x, [r.tokens_per_second for r in own], label=policy)
         verified = [r.verified_tokens_per_request or np.nan for r in own]
-        right.plot(x, verified, ".-", label=policy)
-    left.set(ylabel="tokens/s", ylim=(0, None))
+        right.plot(x, verified, label=policy)
+    left.set(ylabel="tokens/s of all users", ylim=(0, None))
     right.set(ylabel="verified tokens of a request and round", ylim=(0, None))
+    there = sorted({r.concurrency for r in results})
     for axis in (left, right):
         axis.set_xscale("log", base=2)
-        axis.set(xlabel="concurrency")
-    left.legend()
+        axis.set_xticks(there, [str(n) for n in there])
+        axis.set(xlabel="users at once")
+    pictures.below(figure, left)
 
 
 def _by_policy(results: Sequence[Result]) -> Iterator[tuple[Policy, list[Result]]]:

@@ -51,7 +51,7 @@ class Settings:
     """Options of `infer.loadtest`."""
 
     output: Path
-    """Folder for loadtest.json, throughput.png and concurrency.png."""
+    """Folder for loadtest.json, throughput.png and concurrency.png, both for a dark page too."""
     target: str | None = None
     """Hugging Face folder or repository id, or GGUF file, of the target; default: the one in the
     package."""
@@ -306,13 +306,10 @@ def write(
             for p, seconds in sorted(table.seconds.items())
         ],
     }
-    pictures = {
-        "throughput.png": load_report.picture(load_report.plot_throughput, results),
-        "concurrency.png": load_report.picture(load_report.plot_concurrency, results),
-    }
+    pictures = dict(load_report.draw_all(results))
     settings.output.mkdir(exist_ok=True)
     for name, data in pictures.items():
-        files.write_whole(settings.output / name, data)
+        files.write_whole(settings.output / f"{name}.png", data)
     path = settings.output / "loadtest.json"
     files.write_whole(path, json.dumps(values, indent=2, default=str) + "\n")
 

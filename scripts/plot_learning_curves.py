@@ -8,10 +8,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import tyro
+
+from infer import pictures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,13 +23,15 @@ class Settings:
     workdirs: tuple[Path, ...]
     """Folders of training runs."""
     output: Path
-    """PNG file."""
+    """PNG file; one for a dark page, FILE-dark.png, is put beside it."""
     smooth: int = 5
     """Lines of metrics that a point is the mean of."""
 
 
-def main(settings: Settings) -> None:
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+def plot(figure: Any, settings: Settings) -> None:
+    """A line a run."""
+    figure.set_size_inches(7, 4.4)
+    axis = figure.subplots()
     for workdir in settings.workdirs:
         lines = (workdir / "metrics.jsonl").read_text().splitlines()
         records = [json.loads(line) for line in lines]
@@ -36,11 +40,15 @@ def main(settings: Settings) -> None:
             np.convolve([r[name] for r in records], kernel, mode="valid")
             for name in ("step", "expected_accepted_length")
         )
-        axes.plot(steps, lengths, label=workdir.name)
-    axes.set(xlabel="step", ylabel="expected accepted length at temperature 1")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(settings.output, dpi=120)
+        axis.plot(steps, lengths, label=workdir.name, marker="")
+    axis.set(xlabel="step", ylabel="expected accepted length at temperature 1")
+    pictures.below(figure, axis)
+
+
+def main(settings: Settings) -> None:
+    stem = str(settings.output.with_suffix(""))
+    for name, data in pictures.themes(stem, lambda figure: plot(figure, settings)):
+        Path(f"{name}.png").write_bytes(data)
 
 
 if __name__ == "__main__":

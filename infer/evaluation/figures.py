@@ -1,44 +1,28 @@
-"""Pictures of an evaluation, each for a light and for a dark page."""
+"""Pictures of an evaluation."""
 
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from infer import pictures
 from infer.evaluation.estimates import Estimate
-from infer.evaluation.findings import FEW, Curve, Findings, Reliability, depths
+from infer.evaluation.findings import Curve, Findings, Reliability, depths
 from infer.evaluation.sample import by
+from infer.pictures import FEW, Draw, below
 
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-"""Beside colours, which not everybody can tell apart."""
-LIGHT = {
-    "paper": "#ffffff",
-    "ink": "#1f2328",
-    "faint": "#d0d7de",
-    "lines": ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#5a3fa0", "#555555"),
-}
-DARK = {
-    "paper": "#0d1117",
-    "ink": "#e6edf3",
-    "faint": "#3d444d",
-    "lines": ("#56b4e9", "#ff9e64", "#2dc59a", "#f0a0d0", "#f0e442", "#b9a3ff", "#bbbbbb"),
-}
-DARK_ENDING = "-dark"
 EDGES = (-0.03, 1.03)
 """Of shares, with room for points at 0 and 1."""
 LENGTH = "accepted length (tokens a round)"
-Draw = Callable[[Any], None]
 
 
-def pictures(found: Findings) -> Iterator[tuple[str, bytes]]:
-    """Names without ending, and PNGs; those of the dark page have names with `DARK_ENDING`."""
+def draw_all(found: Findings) -> Iterator[tuple[str, bytes]]:
+    """Names without ending, and PNGs: each for a light and for a dark page."""
     for name, draw in drawings(found):
-        for theme, ending in ((LIGHT, ""), (DARK, DARK_ENDING)):
-            yield name + ending, png(draw, theme)
+        yield from pictures.themes(name, draw)
 
 
 def drawings(found: Findings) -> Iterator[tuple[str, Draw]]:
@@ -53,36 +37,6 @@ def drawings(found: Findings) -> Iterator[tuple[str, Draw]]:
         yield "thresholds", lambda figure: plot_thresholds(figure, found)
     for each in found.reliabilities:
         yield each.picture, lambda figure, r=each: plot_reliability(figure, r)
-
-
-def png(draw: Draw, theme: dict[str, Any]) -> bytes:
-    """What `draw` puts on a figure."""
-    import matplotlib
-    from cycler import cycler
-    from matplotlib.figure import Figure
-
-    lines, ink, paper = theme["lines"], theme["ink"], theme["paper"]
-    style = {
-        "figure.facecolor": paper,
-        "axes.facecolor": paper,
-        "savefig.facecolor": paper,
-        "legend.facecolor": paper,
-        **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), ink),
-        **dict.fromkeys(("xtick.color", "ytick.color"), ink),
-        **dict.fromkeys(("grid.color", "legend.edgecolor"), theme["faint"]),
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.prop_cycle": cycler(color=lines) + cycler(marker=MARKERS),
-        "lines.markersize": 5,
-    }
-    data = io.BytesIO()
-    with matplotlib.rc_context(style):
-        figure = Figure(layout="constrained")
-        draw(figure)
-        figure.savefig(data, format="png", dpi=120)
-    return data.getvalue()
 
 
 def plot_lengths(figure: Any, found: Findings) -> None:
@@ -239,10 +193,3 @@ def panels(figure: Any, domains: Sequence[str]) -> list[tuple[Any, str]]:
     figure.set_size_inches(max(5.0, 3.4 * len(different) + 0.6), 4)
     axes = figure.subplots(1, len(different), squeeze=False, sharey=True)[0]
     return list(zip(axes, different, strict=True))
-
-
-def below(figure: Any, axis: Any) -> None:
-    """The legend of an axis, under all of them."""
-    handles, labels = axis.get_legend_handles_labels()
-    columns = max(1, int(figure.get_figwidth() / 2.6))
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize="small")

@@ -21,8 +21,6 @@ THRESHOLDS = np.linspace(0, 1, 21)
 """Of the sweep."""
 CURVE_BINS = 10
 """Of a reliability curve."""
-FEW = 10
-"""Rounds below which a bin is in no picture."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,14 +10,8 @@ from typing import Any
 import numpy as np
 
 from infer.evaluation.estimates import RESAMPLES, Estimate
-from infer.evaluation.findings import (
-    FEW,
-    DomainLength,
-    Findings,
-    Measurement,
-    Reliability,
-    depths,
-)
+from infer.evaluation.findings import DomainLength, Findings, Measurement, Reliability, depths
+from infer.pictures import FEW
 
 
 @dataclasses.dataclass(frozen=True)

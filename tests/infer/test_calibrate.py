@@ -78,7 +78,8 @@ def test_writes_a_calibration_and_a_picture(run, folders):
     # The head knows exactly where the drafter is wrong.
     assert max(entry.ece_after) <= max(entry.ece_before) < 0.1
     assert "temperature 0: " in out
-    assert run.files["curve.png"].read_bytes().startswith(b"\x89PNG")
+    for name in ("curve.png", "curve-dark.png"):
+        assert (run.files["curve.png"].parent / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_bad_input_is_one_line_and_writes_nothing(run):

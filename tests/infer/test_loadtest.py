@@ -17,6 +17,7 @@ from infer import load, load_report, loadtest, stages
 from infer.engine import Engine
 from infer.load import Rounds
 from infer.load_report import Result
+from infer.pictures import DARK_ENDING
 from infer.stages import Stages
 from tests.infer.conftest import BLOCK, IDS, continuation
 
@@ -136,10 +137,9 @@ def test_the_loop_ends_when_a_slot_stays_empty(folders):
 def test_results_add_up(run, policies, block):
     code, out, err, place = run("--policies", *policies, "--block-size", str(block))
     assert code == 0, err
-    assert sorted(p.name for p in place.iterdir()) == [
-        *("concurrency.png", "loadtest.json", "throughput.png")
-    ]
-    for name in ("concurrency.png", "throughput.png"):
+    pictures = {f"{n}{e}.png" for n in ("concurrency", "throughput") for e in ("", DARK_ENDING)}
+    assert {p.name for p in place.iterdir()} == {"loadtest.json"} | pictures
+    for name in pictures:
         assert (place / name).read_bytes().startswith(b"\x89PNG")
     made = json.loads((place / "loadtest.json").read_text())
     assert {"device", "jax", "date"} < made.keys()

@@ -7,6 +7,7 @@ import pytest
 from infer.evaluation import figures, report
 from infer.evaluation.estimates import Estimate
 from infer.evaluation.report import Circumstances, between, markdown, table
+from infer.pictures import DARK_ENDING
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def test_every_picture_that_is_drawn_is_shown(findings, about):
     pattern = r'srcset="([^"]+)"><img src="([^"]+)" alt="[^"]+">'
     shown = re.findall(pattern, markdown(findings, about))
     drawn = [name for name, _ in figures.drawings(findings)]
-    assert shown == [(f"{name}{figures.DARK_ENDING}.png", f"{name}.png") for name in drawn]
+    assert shown == [(f"{name}{DARK_ENDING}.png", f"{name}.png") for name in drawn]
 
 
 def test_cells():
