@@ -16,6 +16,7 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import date
@@ -23,12 +24,13 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import tyro
+import parts
 from jax.sharding import Mesh
 
 from dspark_jax import batch_shape, batching, generation, sharding
 from dspark_jax.config import DraftingConfig, InputError
 from dspark_jax.generation import EMBEDDED
+from dspark_jax.io import cli
 from dspark_jax.losses import LossConfig
 from dspark_jax.request import Request
 from dspark_jax.targets import dense
@@ -53,6 +55,9 @@ class Settings:
     """Write the figures here too."""
     hf_python: Path | None = None
     """Interpreter with torch and transformers: plain decoding by them is measured in turn."""
+
+    def __post_init__(self):
+        parts.check_settings({"--repeats": [self.repeats]}, self.json)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,7 +216,9 @@ def ratio(values: list[float], yardstick: list[float] | None) -> dict[str, float
     return {"times_transformers": statistics.median(a / b for a, b in pairs)}
 
 
-def main(settings: Settings) -> None:
+def main(args: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    settings = cli.parse(Settings, args, prog="core", description=__doc__ or "")
     pair = generation.load(settings.target, settings.draft)
     tokens = held_out_tokens(pair)
     cases = [
@@ -235,7 +242,8 @@ def main(settings: Settings) -> None:
         )
     if settings.json:
         settings.json.write_text(json.dumps(table, indent=2) + "\n")
+    return 0
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Settings, description=__doc__))
+    sys.exit(cli.run(lambda: main(sys.argv[1:])))

@@ -15,6 +15,7 @@ import dataclasses
 import json
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -24,12 +25,13 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tyro
+import parts
 
 from dspark_jax import batch_shape, batching, costs, decode, generation, scheduler
 from dspark_jax.batching import Batch, Facts
 from dspark_jax.costs import CostTable
 from dspark_jax.generation import EMBEDDED
+from dspark_jax.io import cli
 from dspark_jax.plans import Plan
 from dspark_jax.request import Request
 from dspark_jax.row import Row
@@ -55,6 +57,12 @@ class Settings:
     repeats: int = 25
     json: Path | None = None
     """Write the figures here too."""
+
+    def __post_init__(self):
+        parts.check_settings(
+            {"--slots": [self.slots], "--rounds": [self.rounds], "--repeats": [self.repeats]},
+            self.json,
+        )
 
 
 def schedule_seconds(rows: int, size: int, repeats: int) -> dict[str, float]:
@@ -227,7 +235,9 @@ def changing_rounds(bench: Bench, policy: str) -> dict[str, float]:
     }
 
 
-def main(settings: Settings) -> None:
+def main(args: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    settings = cli.parse(Settings, args, prog="engine", description=__doc__ or "")
     device = jax.devices()[0].device_kind
     print(f"{platform.machine()}, {device}, jax {jax.__version__}, {date.today()}")
     times = schedule_seconds(256, 15, settings.repeats)
@@ -262,7 +272,8 @@ def main(settings: Settings) -> None:
             "rounds": counts,
         }
         settings.json.write_text(json.dumps(figures, indent=2) + "\n")
+    return 0
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Settings, description=__doc__))
+    sys.exit(cli.run(lambda: main(sys.argv[1:])))

@@ -13,6 +13,7 @@ import dataclasses
 import json
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from datetime import date
@@ -21,11 +22,12 @@ from typing import Literal
 
 import jax
 import numpy as np
-import tyro
+import parts
 
 from dspark_jax import batch_shape, batching, generation
 from dspark_jax.batch_shape import BatchShape
 from dspark_jax.generation import EMBEDDED, Pair
+from dspark_jax.io import cli
 from dspark_jax.request import Request
 from dspark_jax.row import Row
 from dspark_jax.state import DecodeConfig
@@ -45,6 +47,12 @@ class Settings:
     seed: int = 0
     json: Path | None = None
     """Write the figures here too."""
+
+    def __post_init__(self):
+        parts.check_settings(
+            {"--requests": [self.requests], "--slots": [self.slots], "--repeats": [self.repeats]},
+            self.json,
+        )
 
 
 def make_requests(pair: Pair, settings: Settings) -> list[Request]:
@@ -85,7 +93,9 @@ class Bench:
         return [tokens for part in parts for tokens in self.refilled(part)]
 
 
-def main(settings: Settings) -> None:
+def main(args: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    settings = cli.parse(Settings, args, prog="refilling", description=__doc__ or "")
     device = jax.devices()[0].device_kind
     print(f"{platform.machine()}, {device}, jax {jax.__version__}, {date.today()}")
     pair = generation.load(settings.target, settings.draft)
@@ -128,7 +138,8 @@ def main(settings: Settings) -> None:
             "greedy_that_differ": differ,
         }
         settings.json.write_text(json.dumps(figures, indent=2, default=str) + "\n")
+    return 0
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Settings, description=__doc__))
+    sys.exit(cli.run(lambda: main(sys.argv[1:])))

@@ -14,18 +14,21 @@ import functools
 import json
 import platform
 import statistics
+import sys
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import tyro
+import parts
 
 from dspark_jax import costs, generation
 from dspark_jax import params as parameters
 from dspark_jax.config import DrafterConfig, HeadKind, Rope, TargetConfig
 from dspark_jax.drafters import dspark
+from dspark_jax.io import cli
 from dspark_jax.plans import whole
 from dspark_jax.request import Request
 from dspark_jax.state import Models, cache_length
@@ -75,6 +78,12 @@ class Settings:
     json: Path | None = None
     """Write the figures here too."""
 
+    def __post_init__(self):
+        parts.check_settings(
+            {"--block-sizes": self.block_sizes, "--rows": [self.rows], "--repeats": [self.repeats]},
+            self.json,
+        )
+
 
 def make_models(settings: Settings, target: Target, size: int, head: HeadKind) -> Models:
     """The target with a drafter of random weights."""
@@ -116,7 +125,9 @@ def round_seconds(settings: Settings, models: Models, size: int) -> float:
     return table.seconds[plan]
 
 
-def main(settings: Settings) -> None:
+def main(args: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    settings = cli.parse(Settings, args, prog="sequential_head", description=__doc__ or "")
     device = jax.devices()[0].device_kind
     print(f"{platform.machine()}, {device}, jax {jax.__version__}, {date.today()}")
     print(f"{settings.shape}, {settings.dtype}, {settings.rows} rows")
@@ -138,7 +149,8 @@ def main(settings: Settings) -> None:
         found = {"device": device, "jax": jax.__version__, "date": str(date.today())}
         found |= {"settings": dataclasses.asdict(settings), "rounds": figures}
         settings.json.write_text(json.dumps(found, indent=2, default=str) + "\n")
+    return 0
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Settings, description=__doc__))
+    sys.exit(cli.run(lambda: main(sys.argv[1:])))

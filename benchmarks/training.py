@@ -24,9 +24,10 @@ import json
 import os
 import platform
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any, Literal
@@ -34,12 +35,13 @@ from typing import Any, Literal
 import core
 import grain
 import jax
-import tyro
+import parts
 from jax.sharding import Mesh
 
 from dspark_jax import generation
 from dspark_jax.config import DrafterConfig
 from dspark_jax.generation import EMBEDDED
+from dspark_jax.io import cli
 from dspark_jax.targets.dense import Target
 from train import corpus
 from train.cache import CacheSettings, write_cache
@@ -77,6 +79,9 @@ class Settings:
     """Write the figures here too."""
     hf_python: Path | None = None
     """Interpreter with torch and transformers: plain decoding by them is measured in turn."""
+
+    def __post_init__(self):
+        parts.check_settings({"--repeats": [self.repeats], "--steps": [self.steps]}, self.json)
 
 
 def write_documents(path: Path) -> None:
@@ -191,7 +196,9 @@ def make_cases(settings: Settings, folder: Path) -> tuple[dict[str, Callable[[],
     return cases, (online, stored)
 
 
-def main(settings: Settings) -> None:
+def main(args: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    settings = cli.parse(Settings, args, prog="training", description=__doc__ or "")
     jax.config.update("jax_num_cpu_devices", settings.devices)
     with tempfile.TemporaryDirectory() as folder:
         cases, runs = make_cases(settings, Path(folder))
@@ -216,6 +223,7 @@ def main(settings: Settings) -> None:
     report(found)
     if settings.json:
         settings.json.write_text(json.dumps(found, indent=2) + "\n")
+    return 0
 
 
 def summary(
@@ -271,4 +279,4 @@ def report(found: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Settings, description=__doc__))
+    sys.exit(cli.run(lambda: main(sys.argv[1:])))

@@ -25,7 +25,8 @@ from typing import Any
 
 import killable
 import numpy as np
-import tyro
+
+from dspark_jax.io import cli
 
 TEXT = (
     "import os\n\n\ndef is_absolute(path):\n    return path.startswith('/')\n\n\n"
@@ -164,7 +165,9 @@ def differences(
     return wrong, sum(differ) - len(wrong)
 
 
-def main(settings: Settings) -> int:
+def main(args: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    settings = cli.parse(Settings, args, prog="kill_and_resume", description=__doc__ or "")
     with tempfile.TemporaryDirectory() as temporary:
         folder = settings.workdir or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
@@ -210,4 +213,4 @@ def experiment(job: Job) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(tyro.cli(Settings, description=__doc__)))
+    sys.exit(cli.run(lambda: main(sys.argv[1:])))

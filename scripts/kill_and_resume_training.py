@@ -21,14 +21,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import killable
 import numpy as np
-import tyro
 
 from dspark_jax.generation import EMBEDDED
+from dspark_jax.io import cli
 from dspark_jax.io.tokenizer import load_tokenizer
 from train import corpus
 
@@ -145,7 +146,9 @@ def difference(workdir: Path, whole: Path) -> str | None:
     return None if first == second else "the exported drafters differ"
 
 
-def main(settings: Settings) -> int:
+def main(args: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    settings = cli.parse(Settings, args, prog="kill_and_resume_training", description=__doc__ or "")
     with tempfile.TemporaryDirectory() as temporary:
         folder = settings.workdir or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
@@ -194,4 +197,4 @@ def experiment(job: Job) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(tyro.cli(Settings, description=__doc__)))
+    sys.exit(cli.run(lambda: main(sys.argv[1:])))

@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import scipy.special
 import scipy.stats
-import tyro
 
 from dspark_jax import params as parameters
 from dspark_jax.config import DrafterConfig, Rope, TargetConfig
 from dspark_jax.drafters import dspark
 from dspark_jax.generation import EMBEDDED
-from dspark_jax.io import hf
+from dspark_jax.io import cli, hf
 from dspark_jax.targets import dense
 
 SMOLLM2 = TargetConfig(
@@ -55,7 +56,9 @@ class Settings:
     seed: int = 0
 
 
-def main(settings: Settings) -> None:
+def main(args: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    settings = cli.parse(Settings, args, prog="memory_bound_pair", description=__doc__ or "")
     spread = -2 * scipy.stats.norm.ppf(settings.acceptance / 2)
     keys = jax.random.split(jax.random.key(settings.seed))
     target = parameters.init(keys[0], dense.specs(SMOLLM2))
@@ -89,7 +92,8 @@ def main(settings: Settings) -> None:
     folder = settings.output / "drafter"
     hf.save_drafter(folder, drafter_config, drafter, target=(SMOLLM2, target), dtype=jnp.bfloat16)
     print(f"{settings.output}: drafts accepted with probability {settings.acceptance:g}")
+    return 0
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Settings, description=__doc__))
+    sys.exit(cli.run(lambda: main(sys.argv[1:])))

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tyro
 
+from dspark_jax.io import cli
 from infer import pictures
 
 
@@ -45,11 +47,14 @@ def plot(figure: Any, settings: Settings) -> None:
     pictures.below(figure, axis)
 
 
-def main(settings: Settings) -> None:
+def main(args: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    settings = cli.parse(Settings, args, prog="plot_learning_curves", description=__doc__ or "")
     stem = str(settings.output.with_suffix(""))
     for name, data in pictures.themes(stem, lambda figure: plot(figure, settings)):
         Path(f"{name}.png").write_bytes(data)
+    return 0
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Settings, description=__doc__))
+    sys.exit(cli.run(lambda: main(sys.argv[1:])))

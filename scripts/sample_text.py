@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import tqdm
-import tyro
 
 from dspark_jax import generation
 from dspark_jax.generation import EMBEDDED
+from dspark_jax.io import cli
 from dspark_jax.request import Request
 from train import corpus
 
@@ -37,7 +39,9 @@ class Settings:
     seed: int = 0
 
 
-def main(settings: Settings) -> None:
+def main(args: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    settings = cli.parse(Settings, args, prog="sample_text", description=__doc__ or "")
     pair = generation.load(settings.target, None)
     rng = np.random.default_rng(settings.seed)
     documents = [pair.tokenizer.encode(text) for text in corpus.stdlib_texts()]
@@ -64,7 +68,8 @@ def main(settings: Settings) -> None:
             ):
                 text = pair.tokenizer.decode(request.token_ids) + completion.text
                 print(json.dumps({"text": text}), file=file)
+    return 0
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Settings, description=__doc__))
+    sys.exit(cli.run(lambda: main(sys.argv[1:])))

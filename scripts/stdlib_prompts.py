@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import tyro
 
+from dspark_jax.io import cli
 from train import corpus
 
 
@@ -34,7 +36,9 @@ class Settings:
     seed: int = 0
 
 
-def main(settings: Settings) -> None:
+def main(args: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    settings = cli.parse(Settings, args, prog="stdlib_prompts", description=__doc__ or "")
     rng = np.random.default_rng(settings.seed)
     held_out = settings.part == "held_out"
     texts = corpus.stdlib_texts(held_out=held_out)
@@ -51,7 +55,8 @@ def main(settings: Settings) -> None:
             prompt = text[start : start + settings.characters].rstrip()
             if prompt:
                 print(json.dumps({"id": number, "prompt": prompt}), file=file)
+    return 0
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Settings, description=__doc__))
+    sys.exit(cli.run(lambda: main(sys.argv[1:])))

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -20,12 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import optax.contrib
-import tyro
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from dspark_jax import params as parameters
 from dspark_jax.config import TargetConfig
-from dspark_jax.io import hf
+from dspark_jax.io import cli, hf
 from dspark_jax.targets import dense
 from train import corpus
 from train.optimizer import muon_matrices
@@ -105,7 +106,9 @@ def save(workdir: Path, cfg: TargetConfig, params: dense.Target, tokenizer: Toke
     (workdir / "target" / "tokenizer_config.json").write_text(json.dumps(names, indent=2) + "\n")
 
 
-def main(settings: Settings) -> None:
+def main(args: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    settings = cli.parse(Settings, args, prog="train_embedded_target", description=__doc__ or "")
     settings.workdir.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(settings.seed)
     texts = corpus.stdlib_texts()
@@ -178,7 +181,8 @@ def main(settings: Settings) -> None:
                 print(json.dumps(record), flush=True)
                 losses.clear()
                 save(settings.workdir, cfg, params, tokenizer)
+    return 0
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Settings, description=__doc__))
+    sys.exit(cli.run(lambda: main(sys.argv[1:])))
