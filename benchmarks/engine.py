@@ -17,7 +17,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
@@ -29,7 +29,7 @@ import parts
 
 from dspark_jax import batch_shape, batching, costs, decode, generation, scheduler
 from dspark_jax.batching import Batch, Facts
-from dspark_jax.costs import CostTable
+from dspark_jax.costs import CostTable, RoundTimer
 from dspark_jax.generation import EMBEDDED
 from dspark_jax.io import cli
 from dspark_jax.plans import Plan
@@ -42,6 +42,9 @@ COMPILES = "/jax/core/compile/backend_compile_duration"
 PROMPT = 32
 CONTEXT = 128
 """Tokens of a row whose rounds are timed."""
+WINDOW = 5
+"""Rounds that are timed together."""
+RESAMPLES = 500
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,9 +103,11 @@ class Bench:
     prompts: list[list[int]]
     table: CostTable
 
-    def measure(self, choices: Sequence[Plan], repeats: int) -> CostTable:
-        """Costs of rounds of these plans."""
-        return measure(self.pair, self.settings, self.shape, choices, repeats)
+    def timer(self) -> RoundTimer:
+        """What the table is measured with."""
+        models, shape = self.pair.models, self.shape
+        cfg = config(self.pair, self.settings)
+        return RoundTimer(models, cfg, rows=shape.rows, length=shape.length, context=CONTEXT)
 
     def batch(self, policy: str, table: CostTable) -> Batch:
         """A batch of prompts that is long at its work."""
@@ -120,14 +125,12 @@ class Bench:
         rows = [Row(number, request) for number, request in enumerate(requests)]
         return Batch(models, self.shape, cfg, self.pair.tokenizer.decode, rows, Facts(table))
 
-    def seconds_a_round(self, plan: Plan) -> float:
-        """Of one plan, in a batch that decodes: 20 rounds behind the first few."""
+    def pinned(self, plan: Plan) -> Batch:
+        """A batch that stays with one plan, behind its first few rounds."""
         pinned = {p: 1.0 if p == plan else 1e9 for p in self.table.seconds}
         batch = self.batch("delayed", CostTable(self.table.rows, pinned))
-        batch.run(4)
-        start = time.perf_counter()
-        batch.run(20)
-        return (time.perf_counter() - start) / 20
+        batch.run(WINDOW)
+        return batch
 
 
 def make_bench(settings: Settings) -> Bench:
@@ -138,7 +141,15 @@ def make_bench(settings: Settings) -> Bench:
     prompts = [ids[s : s + PROMPT].tolist() for s in starts]
     shape = batch_shape.BatchShape(settings.slots, 512, PROMPT)
     cfg = config(pair, settings)
-    table = measure(pair, settings, shape, plans_of(pair.models, cfg, shape.rows), repeats=9)
+    table = costs.measure(
+        pair.models,
+        cfg,
+        plans_of(pair.models, cfg, shape.rows),
+        rows=shape.rows,
+        length=shape.length,
+        context=CONTEXT,
+        repeats=9,
+    )
     return Bench(pair, settings, shape, prompts, table)
 
 
@@ -147,50 +158,68 @@ def config(pair: generation.Pair, settings: Settings) -> DecodeConfig:
     return generation.decode_config(pair.models, [request], policy="delayed", ignore_stop=True)
 
 
-def measure(
-    pair: generation.Pair,
-    settings: Settings,
-    shape: batch_shape.BatchShape,
-    choices: Sequence[Plan],
-    repeats: int,
-) -> CostTable:
-    """Costs of rounds of these plans."""
-    return costs.measure(
-        pair.models,
-        config(pair, settings),
-        choices,
-        rows=shape.rows,
-        length=shape.length,
-        context=CONTEXT,
-        repeats=repeats,
-    )
-
-
 def savings(bench: Bench) -> dict[str, dict[str, float]]:
     """Seconds saved a round against the whole block: by the table, and in a batch that decodes.
 
-    Both are measured in turn, so that a slow minute of the machine hits both.
+    All are timed in turn, a few rounds each, and differences taken of neighbours: a slow second of
+    the machine hits all. The intervals (95 %) are of repeats that are drawn anew.
     """
     whole = max(bench.table.seconds)
     pruned = [p for p in bench.table.seconds if p.drafts == whole.drafts and p != whole]
-    tabled, realised = collections.defaultdict(list), collections.defaultdict(list)
-    for plan in (whole, *pruned):
-        bench.seconds_a_round(plan)  # compiles
-    for _ in range(bench.settings.repeats):
-        table = bench.measure([whole, *pruned], repeats=1)
-        times = {plan: bench.seconds_a_round(plan) for plan in (whole, *pruned)}
-        for plan in pruned:
-            tabled[plan].append(table.seconds[whole] - table.seconds[plan])
-            realised[plan].append(times[whole] - times[plan])
-    found = {}
-    for plan in pruned:
-        expected, saved = statistics.median(tabled[plan]), statistics.median(realised[plan])
-        found[f"{plan.capacity} of {whole.capacity} tokens"] = {
-            "table_ms": 1e3 * expected,
-            "realised_ms": 1e3 * saved,
-            "part": saved / expected,
+    timer = bench.timer()
+    calls = {plan: timer.calibrate(plan) for plan in (whole, *pruned)}
+    found: dict[str, list[list[dict[Plan, float]]]] = {"table": [], "realised": []}
+    most = (bench.shape.length - PROMPT) // (1 + whole.drafts)  # rounds that a row surely has
+    for repeat in range(1 + bench.settings.repeats):
+        batches = {plan: bench.pinned(plan) for plan in (whole, *pruned)}
+        windows = range(most // WINDOW - 2)
+        each = [
+            (
+                {plan: timer.seconds_a_round(plan, n) for plan, n in calls.items()},
+                {plan: seconds_a_round(batch) for plan, batch in batches.items()},
+            )
+            for _ in windows
+        ]
+        if repeat > 0:  # the first compiles
+            for name, values in zip(found, zip(*each, strict=True), strict=True):
+                found[name].append(list(values))
+    return {
+        f"{plan.capacity} of {whole.capacity} tokens": {
+            f"{name}_ms": 1e3 * saved(repeats, whole, plan) for name, repeats in found.items()
         }
-    return found
+        | part_saved(found["realised"], found["table"], whole, plan)
+        for plan in pruned
+    }
+
+
+def seconds_a_round(batch: Batch) -> float:
+    """Of the next few rounds."""
+    start = time.perf_counter()
+    batch.run(WINDOW)
+    return (time.perf_counter() - start) / WINDOW
+
+
+def saved(repeats: Sequence[Sequence[dict[Plan, float]]], whole: Plan, plan: Plan) -> float:
+    """Median over all windows of all repeats of what `plan` needs less than `whole`."""
+    return statistics.median(each[whole] - each[plan] for windows in repeats for each in windows)
+
+
+def part_saved(
+    realised: Sequence[Sequence[dict[Plan, float]]],
+    table: Sequence[Sequence[dict[Plan, float]]],
+    whole: Plan,
+    plan: Plan,
+) -> dict[str, float]:
+    """What is realised of the table's saving, and its interval."""
+
+    def part(numbers: Iterable[int]) -> float:
+        one, other = ([values[n] for n in numbers] for values in (realised, table))
+        return saved(one, whole, plan) / saved(other, whole, plan)
+
+    size = len(table)
+    drawn = np.random.default_rng(0).integers(0, size, (RESAMPLES, size))
+    low, high = np.percentile([part(row) for row in drawn.tolist()], (2.5, 97.5))
+    return {"part": part(range(size)), "low": float(low), "high": float(high)}
 
 
 @contextmanager
@@ -251,6 +280,7 @@ def main(args: Sequence[str]) -> int:
         print(
             f"pruned to {name}: {values['realised_ms']:.3f} ms saved a round of"
             f" {values['table_ms']:.3f} by the table, {values['part']:.0%}"
+            f" ({values['low']:.0%}..{values['high']:.0%})"
         )
     counts = {policy: changing_rounds(bench, policy) for policy in ("causal", "delayed")}
     for policy, values in counts.items():

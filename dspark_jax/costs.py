@@ -101,12 +101,12 @@ def measure(
       repeats: timed calls for each plan, after one that compiles.
       progress: goes through the plans that are compiled, and may show how far it is.
     """
-    bench = _Bench(models, dataclasses.replace(cfg, policy="delayed"), rows, length, context)
-    rounds = {plan: bench.calibrate(plan) for plan in progress(choices)}
+    timer = RoundTimer(models, cfg, rows=rows, length=length, context=context)
+    rounds = {plan: timer.calibrate(plan) for plan in progress(choices)}
     times: dict[Plan, list[float]] = {plan: [] for plan in choices}
     for _ in range(repeats):
         for plan in choices:
-            times[plan].append(bench.seconds_a_round(plan, rounds[plan]))
+            times[plan].append(timer.seconds_a_round(plan, rounds[plan]))
     return monotone(CostTable(rows, {p: statistics.median(t) for p, t in times.items()}))
 
 
@@ -127,10 +127,14 @@ def create_rows(models: Models, cfg: DecodeConfig, rows: int, length: int) -> De
     )
 
 
-class _Bench:
-    """Rows that hold nothing of interest, and rounds of any plan on them."""
+class RoundTimer:
+    """Times rounds of any plan on rows that hold nothing of interest.
 
-    def __init__(self, models: Models, cfg: DecodeConfig, rows: int, length: int, context: int):
+    Args: as of `measure`.
+    """
+
+    def __init__(self, models: Models, cfg: DecodeConfig, *, rows: int, length: int, context: int):
+        cfg = dataclasses.replace(cfg, policy="delayed")
         self._models, self._cfg, self._context = models, cfg, context
         self._anchors = np.random.default_rng(0)
         block = block_size(models, cfg)
@@ -147,7 +151,7 @@ class _Bench:
         return min(self._most, max(1, round(SECONDS_PER_CALL / self.seconds_a_round(plan, 1))))
 
     def seconds_a_round(self, plan: Plan, rounds: int) -> float:
-        """Runs so many rounds, fewer where all rows met a stop token."""
+        """Of so many rounds in one call, fewer where all rows met a stop token."""
         rows, vocab = len(self._state.active), self._models.target_config.vocab_size
         block = block_size(self._models, self._cfg)
         choices = plans_of(self._models, self._cfg, rows)
