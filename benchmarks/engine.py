@@ -17,7 +17,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
@@ -35,15 +35,15 @@ from dspark_jax.io import cli
 from dspark_jax.plans import Plan
 from dspark_jax.request import Request
 from dspark_jax.row import Row
-from dspark_jax.state import DecodeConfig, plans_of
+from dspark_jax.state import DecodeConfig, block_size, plans_of
 from train import corpus
 
 COMPILES = "/jax/core/compile/backend_compile_duration"
 PROMPT = 32
 CONTEXT = 128
 """Tokens of a row whose rounds are timed."""
-WINDOW = 5
-"""Rounds that are timed together."""
+WINDOW, WINDOWS = 5, 9
+"""Rounds that are timed together, and how often in a batch."""
 RESAMPLES = 500
 
 
@@ -139,8 +139,11 @@ def make_bench(settings: Settings) -> Bench:
     ids = np.array(pair.tokenizer.encode(text))
     starts = np.random.default_rng(0).integers(0, len(ids) - PROMPT, settings.slots)
     prompts = [ids[s : s + PROMPT].tolist() for s in starts]
-    shape = batch_shape.BatchShape(settings.slots, 512, PROMPT)
     cfg = config(pair, settings)
+    # Room for the rounds whose savings are measured, however many tokens they accept.
+    block = 1 + block_size(pair.models, cfg)
+    room = PROMPT + block * WINDOW * (WINDOWS + 2)
+    shape = batch_shape.BatchShape(settings.slots, max(512, room), PROMPT)
     table = costs.measure(
         pair.models,
         cfg,
@@ -158,7 +161,7 @@ def config(pair: generation.Pair, settings: Settings) -> DecodeConfig:
     return generation.decode_config(pair.models, [request], policy="delayed", ignore_stop=True)
 
 
-def savings(bench: Bench) -> dict[str, dict[str, float]]:
+def savings(bench: Bench) -> dict[str, dict[str, float | None]]:
     """Seconds saved a round against the whole block: by the table, and in a batch that decodes.
 
     All are timed in turn, a few rounds each, and differences taken of neighbours: a slow second of
@@ -169,16 +172,14 @@ def savings(bench: Bench) -> dict[str, dict[str, float]]:
     timer = bench.timer()
     calls = {plan: timer.calibrate(plan) for plan in (whole, *pruned)}
     found: dict[str, list[list[dict[Plan, float]]]] = {"table": [], "realised": []}
-    most = (bench.shape.length - PROMPT) // (1 + whole.drafts)  # rounds that a row surely has
     for repeat in range(1 + bench.settings.repeats):
         batches = {plan: bench.pinned(plan) for plan in (whole, *pruned)}
-        windows = range(most // WINDOW - 2)
         each = [
             (
                 {plan: timer.seconds_a_round(plan, n) for plan, n in calls.items()},
                 {plan: seconds_a_round(batch) for plan, batch in batches.items()},
             )
-            for _ in windows
+            for _ in range(WINDOWS)
         ]
         if repeat > 0:  # the first compiles
             for name, values in zip(found, zip(*each, strict=True), strict=True):
@@ -194,9 +195,11 @@ def savings(bench: Bench) -> dict[str, dict[str, float]]:
 
 def seconds_a_round(batch: Batch) -> float:
     """Of the next few rounds."""
+    row = next(iter(batch.rows.values()))
+    before = len(row.verified_lengths)
     start = time.perf_counter()
     batch.run(WINDOW)
-    return (time.perf_counter() - start) / WINDOW
+    return (time.perf_counter() - start) / (len(row.verified_lengths) - before)
 
 
 def saved(repeats: Sequence[Sequence[dict[Plan, float]]], whole: Plan, plan: Plan) -> float:
@@ -209,17 +212,22 @@ def part_saved(
     table: Sequence[Sequence[dict[Plan, float]]],
     whole: Plan,
     plan: Plan,
-) -> dict[str, float]:
-    """What is realised of the table's saving, and its interval."""
+) -> dict[str, float | None]:
+    """What is realised of the table's saving, and its interval.
 
-    def part(numbers: Iterable[int]) -> float:
-        one, other = ([values[n] for n in numbers] for values in (realised, table))
-        return saved(one, whole, plan) / saved(other, whole, plan)
-
+    None for all where the saving isn't clearly above 0: nothing could be said of a part of it.
+    """
     size = len(table)
-    drawn = np.random.default_rng(0).integers(0, size, (RESAMPLES, size))
-    low, high = np.percentile([part(row) for row in drawn.tolist()], (2.5, 97.5))
-    return {"part": part(range(size)), "low": float(low), "high": float(high)}
+    drawn = np.random.default_rng(0).integers(0, size, (RESAMPLES, size)).tolist()
+    saves = [
+        [saved([values[n] for n in numbers], whole, plan) for values in (realised, table)]
+        for numbers in (range(size), *drawn)
+    ]
+    if np.percentile([tabled for _, tabled in saves], 2.5) <= 0:
+        return dict.fromkeys(("part", "low", "high"))
+    part, *others = (real / tabled for real, tabled in saves)
+    low, high = np.percentile(others, (2.5, 97.5))
+    return {"part": part, "low": float(low), "high": float(high)}
 
 
 @contextmanager
@@ -267,21 +275,22 @@ def changing_rounds(bench: Bench, policy: str) -> dict[str, float]:
 def main(args: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     settings = cli.parse(Settings, args, prog="engine", description=__doc__ or "")
-    device = jax.devices()[0].device_kind
+    bench, device = make_bench(settings), jax.devices()[0].device_kind
     print(f"{platform.machine()}, {device}, jax {jax.__version__}, {date.today()}")
     times = schedule_seconds(256, 15, settings.repeats)
     print("scheduler, 256 rows of 15 drafts: " + ", ".join(
         f"{policy} {1e3 * seconds:.3f} ms" for policy, seconds in times.items()
     ))  # fmt: skip
-    bench = make_bench(settings)
     print("\n".join(costs.describe(bench.table)))
     saved = savings(bench)
     for name, values in saved.items():
         print(
             f"pruned to {name}: {values['realised_ms']:.3f} ms saved a round of"
-            f" {values['table_ms']:.3f} by the table, {values['part']:.0%}"
-            f" ({values['low']:.0%}..{values['high']:.0%})"
+            f" {values['table_ms']:.3f} by the table",
+            end="",
         )
+        known = values["part"] is not None
+        print(f", {values['part']:.0%} ({values['low']:.0%}..{values['high']:.0%})" * known)
     counts = {policy: changing_rounds(bench, policy) for policy in ("causal", "delayed")}
     for policy, values in counts.items():
         print(

@@ -10,8 +10,8 @@ in bfloat16, from a folder that the target's weights are written to for the time
 
 Then the parts of a round (`parts` says how each is timed), in turn as well; beside each the part of
 its time that reading its weights would take at the bandwidth of a jitted sum over a large array,
-and beside the whole round that of all weights at the bandwidth of a copy. More than 100 % is
-possible where weights stay in the caches.
+and, on a CPU, beside the whole round that of all weights at the bandwidth of a copy. More than
+100 % is possible where weights stay in the caches.
 """
 
 from __future__ import annotations
@@ -189,11 +189,14 @@ def measure_parts(
 
     What part of the roof is reached is set against the bandwidth of the same repeat.
     """
-    rates: dict[str, list[float]] = {"sum": [], "copy": []}
+    measures = {"sum": parts.bandwidth}
+    if jax.default_backend() == "cpu":
+        measures["copy"] = parts.copy_bandwidth
+    rates: dict[str, list[float]] = {name: [] for name in measures}
     times: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
     for _ in range(repeats):
-        rates["sum"].append(parts.bandwidth())
-        rates["copy"].append(parts.copy_bandwidth())
+        for kind, measure in measures.items():
+            rates[kind].append(measure())
         for name, engine in engines.items():
             times[name].append(round_parts(engine))
     found = []
@@ -201,7 +204,8 @@ def measure_parts(
         own, models = times[name], engine.pair.models
         read = parts.weight_bytes(models, block_size(models, engine.cfg))
         roof = {part: part_of_roof(part, n, rates["sum"], own) for part, n in read.items()}
-        roof["round"] = part_of_roof("round", sum(read.values()), rates["copy"], own)
+        if "copy" in rates:
+            roof["round"] = part_of_roof("round", sum(read.values()), rates["copy"], own)
         seconds = {part: statistics.median(t[part] for t in own) for part in own[0]}
         found.append({"system": name, "seconds": seconds, "weight_bytes": read, "roof": roof})
     return {name: statistics.median(values) for name, values in rates.items()}, found
@@ -239,10 +243,9 @@ def print_speeds(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def print_parts(rates: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -> None:
-    print(
-        f"a round in ms, and the part of it that reading weights takes at {rates['sum'] / 1e9:.1f}"
-        f" GB/s; of the whole round, at the {rates['copy'] / 1e9:.1f} GB/s of a copy"
-    )
+    rate, copy = (f"{rates.get(name, 0) / 1e9:.1f} GB/s" for name in ("sum", "copy"))
+    print(f"a round in ms, and the part of it that reading weights takes at {rate}", end="")
+    print(f"; of the whole round, at the {copy} of a copy" if "copy" in rates else "")
     print(f"{'':32}" + "".join(f"{name:>15}" for name in (*PARTS, "round")))
 
     def cell(row: Mapping[str, Any], part: str) -> str:

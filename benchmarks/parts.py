@@ -211,7 +211,7 @@ def bandwidth() -> float:
 
 
 def copy_bandwidth() -> float:
-    """Bytes a second that are read and written by NumPy's copy of a large float32 array.
+    """Bytes a second that are read and written by NumPy's copy, in one thread of the host.
 
     The copy goes to memory that was written to before. A program of XLA's writes to memory that is
     new each time, and measures that.

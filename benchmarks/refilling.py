@@ -96,9 +96,9 @@ class Bench:
 def main(args: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     settings = cli.parse(Settings, args, prog="refilling", description=__doc__ or "")
+    pair = generation.load(settings.target, settings.draft)
     device = jax.devices()[0].device_kind
     print(f"{platform.machine()}, {device}, jax {jax.__version__}, {date.today()}")
-    pair = generation.load(settings.target, settings.draft)
     requests = make_requests(pair, settings)
     cfg = generation.decode_config(
         pair.models,

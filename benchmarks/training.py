@@ -13,8 +13,8 @@ All cases are measured in turn in every repeat, and ratios are taken within a re
 A small model is faster with `--devices 2`, a CPU device for each of two cores, which share the
 batch, than with one device of which every small operation asks both cores.
 
-As many batches lie ready when the clock stops as when it starts: while it runs, one is made for
-every step.
+As many batches lie ready when the clock stops as when it starts, wherever one is made faster than a
+step is taken: while it runs, one is made for every step.
 """
 
 from __future__ import annotations
@@ -199,7 +199,8 @@ def make_cases(settings: Settings, folder: Path) -> tuple[dict[str, Callable[[],
 def main(args: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     settings = cli.parse(Settings, args, prog="training", description=__doc__ or "")
-    jax.config.update("jax_num_cpu_devices", settings.devices)
+    if settings.devices > 1:
+        jax.config.update("jax_num_cpu_devices", settings.devices)
     with tempfile.TemporaryDirectory() as folder:
         cases, runs = make_cases(settings, Path(folder))
         for case in cases.values():

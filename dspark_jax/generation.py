@@ -214,20 +214,12 @@ def _requests(
     for number, prompt in enumerate(prompts):
         try:
             if isinstance(prompt, str):
-                ids = pair.tokenizer.encode(_text(prompt))
+                ids = pair.tokenizer.encode(prompt)
                 prompt = Request(token_ids=ids, **{"stream": number, **settings})
             requests.append(fit(prompt, cfg))
         except InputError as error:
             raise InputError(f"prompt {number}: {error}") from error
     return requests
-
-
-def _text(prompt: str) -> str:
-    try:
-        prompt.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(f"half of a surrogate pair at {error.start}, expected text") from error
-    return prompt
 
 
 def fit(request: Request, cfg: TargetConfig) -> Request:

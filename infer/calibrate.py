@@ -11,7 +11,6 @@ prompts are to be like those that will be decoded, and none that the drafter was
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,8 +33,6 @@ from infer.models import load_both, require_both
 
 FEW = 1000
 """Rounds below which a fit is mostly noise: 50 a bin of the calibration error."""
-CURVE_BINS = 10
-"""Of the curves in the picture."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,20 +78,15 @@ class Settings:
             len(set(self.temperatures)) == len(self.temperatures),
             "--temperatures: expected different ones",
         )
-        for option, path in (("--output", self.output), ("--plot", self.plot)):
-            if path is not None:
-                results.check_place(path, option)
-        paths = [p.resolve() for p in (self.prompts, self.output, self.plot) if p is not None]
+        results.check_place(self.output, "--output")
+        if self.plot is not None:
+            pictures.check(self.plot, "--plot")
+        drawn = [] if self.plot is None else pictures.paths(self.plot)
+        places = [path.resolve() for path in (self.prompts, self.output, *drawn)]
         require(
-            len(set(paths)) == len(paths),
+            len(set(places)) == len(places),
             "--prompts, --output and --plot: expected different files",
         )
-        if self.plot is not None:
-            require(self.plot.suffix == ".png", f"--plot {self.plot}: expected a .png file")
-            require(
-                importlib.util.find_spec("matplotlib") is not None,
-                "--plot: needs matplotlib; install dspark_jax[plots]",
-            )
 
     def request(self, temperature: float) -> Request:
         """A request with these settings, without its prompt."""
@@ -158,10 +150,8 @@ def run(settings: Settings) -> None:
     fitted = ", ".join(f"{t:g}" for t in settings.temperatures)
     print(f"{settings.output}: blocks of {cfg.block_size} at temperature {fitted}")
     if settings.plot is not None:
-        stem = settings.plot.with_suffix("")
-        for name, data in pictures.themes(str(stem), lambda figure: plot(figure, curves)):
-            files.write_whole(Path(f"{name}.png"), data)
-            print(f"{name}.png")
+        pictures.save(settings.plot, lambda figure: plot(figure, curves))
+        print(*pictures.paths(settings.plot), sep="\n")
 
 
 def _decode(settings: Settings, pair: Pair, asked: Sequence[Request]) -> tuple[Rounds, Rounds]:
@@ -221,15 +211,16 @@ def plot(figure: Any, curves: Mapping[float, tuple[Rounds, Entry]]) -> None:
             chances = calibration.survival(rounds.logits, divisors)
             axis.plot([0, 1], [0, 1], color="0.6", linewidth=1, marker="")
             for k in range(chances.shape[1]):
-                bins = calibration.reliability(chances[:, k], rounds.accepted[:, k], CURVE_BINS)
+                accepted = rounds.accepted[:, k]
+                bins = calibration.reliability(chances[:, k], accepted, pictures.CURVE_BINS)
                 seen = bins.count >= pictures.FEW
                 axis.plot(bins.predicted[seen], bins.observed[seen], label=f"position {k + 1}")
             axis.set(
                 title=f"{name}, temperature {temperature:g}",
                 xlabel="predicted survival",
                 ylabel="prefixes accepted",
-                xlim=(0, 1),
-                ylim=(0, 1),
+                xlim=pictures.EDGES,
+                ylim=pictures.EDGES,
             )
     pictures.below(figure, axes[0][0])
 

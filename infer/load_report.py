@@ -111,6 +111,11 @@ def plot_concurrency(figure: Any, results: Sequence[Result]) -> None:
     """Throughput and verified tokens against concurrency."""
     figure.set_size_inches(9, 4.8)
     left, right = figure.subplots(1, 2)
+    there = sorted({r.concurrency for r in results})
+    for axis in (left, right):
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(there, [str(n) for n in there])
+        axis.set(xlabel="users at once")
     for policy, own in _by_policy(results):
         x = [r.concurrency for r in own]
         left.plot(x, [r.tokens_per_second for r in own], label=policy)
@@ -118,11 +123,6 @@ def plot_concurrency(figure: Any, results: Sequence[Result]) -> None:
         right.plot(x, verified, label=policy)
     left.set(ylabel="tokens/s of all users", ylim=(0, None))
     right.set(ylabel="verified tokens of a request and round", ylim=(0, None))
-    there = sorted({r.concurrency for r in results})
-    for axis in (left, right):
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(there, [str(n) for n in there])
-        axis.set(xlabel="users at once")
     pictures.below(figure, left)
 
 

@@ -306,12 +306,11 @@ def write(
             for p, seconds in sorted(table.seconds.items())
         ],
     }
-    pictures = dict(load_report.draw_all(results))
     settings.output.mkdir(exist_ok=True)
-    for name, data in pictures.items():
-        files.write_whole(settings.output / f"{name}.png", data)
     path = settings.output / "loadtest.json"
     files.write_whole(path, json.dumps(values, indent=2, default=str) + "\n")
+    for name, data in load_report.draw_all(results):
+        files.write_whole(settings.output / f"{name}.png", data)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-"""Beside colours, which not everybody can tell apart."""
+from dspark_jax.config import require
+from dspark_jax.io import files
+from infer import results
+
+MARKERS = ("o", "s", "^", "D", "v", "P")
+"""Beside colours, which not everybody can tell apart, and of which there is one more."""
 LIGHT = {
     "paper": "#ffffff",
     "ink": "#1f2328",
@@ -21,8 +27,12 @@ DARK = {
     "lines": ("#56b4e9", "#ff9e64", "#2dc59a", "#f0a0d0", "#f0e442", "#b9a3ff", "#bbbbbb"),
 }
 DARK_ENDING = "-dark"
+CURVE_BINS = 10
+"""Of a reliability curve."""
 FEW = 10
-"""Rounds below which a bin of a reliability curve is not drawn."""
+"""Rounds below which a bin of it is not drawn."""
+EDGES = (-0.03, 1.03)
+"""Of shares, with room for points at 0 and 1."""
 Draw = Callable[[Any], None]
 
 
@@ -32,6 +42,28 @@ def themes(name: str, draw: Draw) -> Iterator[tuple[str, bytes]]:
         yield name + ending, png(draw, theme)
 
 
+def paths(path: Path) -> tuple[Path, Path]:
+    """Of the picture for a light page, and of that for a dark one beside it."""
+    return path, path.with_name(path.stem + DARK_ENDING + path.suffix)
+
+
+def check(path: Path, option: str) -> None:
+    """Raises `InputError` where `save` could not put its pictures."""
+    require(path.suffix == ".png", f"{option} {path}: expected a .png file")
+    require(
+        importlib.util.find_spec("matplotlib") is not None,
+        f"{option}: needs matplotlib; install dspark_jax[plots]",
+    )
+    for each in paths(path):
+        results.check_place(each, option)
+
+
+def save(path: Path, draw: Draw) -> None:
+    """Writes both of `paths`, each whole or not at all."""
+    for each, (_, data) in zip(paths(path), themes(path.stem, draw), strict=True):
+        files.write_whole(each, data)
+
+
 def png(draw: Draw, theme: dict[str, Any]) -> bytes:
     """What `draw` puts on a figure."""
     import matplotlib
@@ -39,6 +71,7 @@ def png(draw: Draw, theme: dict[str, Any]) -> bytes:
     from matplotlib.figure import Figure
 
     lines, ink, paper = theme["lines"], theme["ink"], theme["paper"]
+    marked = cycler(color=lines * len(MARKERS)) + cycler(marker=MARKERS * len(lines))
     style = {
         "figure.facecolor": paper,
         "axes.facecolor": paper,
@@ -51,7 +84,7 @@ def png(draw: Draw, theme: dict[str, Any]) -> bytes:
         "axes.axisbelow": True,
         "axes.spines.top": False,
         "axes.spines.right": False,
-        "axes.prop_cycle": cycler(color=lines) + cycler(marker=MARKERS),
+        "axes.prop_cycle": marked,
         "lines.markersize": 5,
     }
     data = io.BytesIO()

@@ -150,7 +150,7 @@ def main(args: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     settings = cli.parse(Settings, args, prog="kill_and_resume_training", description=__doc__ or "")
     with tempfile.TemporaryDirectory() as temporary:
-        folder = settings.workdir or Path(temporary)
+        folder = (settings.workdir or Path(temporary)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         return experiment(Job(settings, folder))
 

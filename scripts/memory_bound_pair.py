@@ -23,7 +23,7 @@ import scipy.special
 import scipy.stats
 
 from dspark_jax import params as parameters
-from dspark_jax.config import DrafterConfig, Rope, TargetConfig
+from dspark_jax.config import DrafterConfig, Rope, TargetConfig, require
 from dspark_jax.drafters import dspark
 from dspark_jax.generation import EMBEDDED
 from dspark_jax.io import cli, hf
@@ -54,6 +54,12 @@ class Settings:
     block_size: int = 7
     draft_layers: int = 1
     seed: int = 0
+
+    def __post_init__(self):
+        require(
+            0 < self.acceptance < 1,
+            f"--acceptance {self.acceptance}: expected a chance between 0 and 1",
+        )
 
 
 def main(args: Sequence[str]) -> int:

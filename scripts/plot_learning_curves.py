@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dspark_jax.config import require
 from dspark_jax.io import cli
 from infer import pictures
 
@@ -35,8 +36,13 @@ def plot(figure: Any, settings: Settings) -> None:
     figure.set_size_inches(7, 4.4)
     axis = figure.subplots()
     for workdir in settings.workdirs:
-        lines = (workdir / "metrics.jsonl").read_text().splitlines()
-        records = [json.loads(line) for line in lines]
+        path = workdir / "metrics.jsonl"
+        require(path.is_file(), f"{path}: no such file, expected the metrics of a run")
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        require(
+            0 < settings.smooth <= len(records),
+            f"--smooth {settings.smooth}: expected 1 to the {len(records)} lines of {path}",
+        )
         kernel = np.ones(settings.smooth) / settings.smooth
         steps, lengths = (
             np.convolve([r[name] for r in records], kernel, mode="valid")
@@ -50,9 +56,8 @@ def plot(figure: Any, settings: Settings) -> None:
 def main(args: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     settings = cli.parse(Settings, args, prog="plot_learning_curves", description=__doc__ or "")
-    stem = str(settings.output.with_suffix(""))
-    for name, data in pictures.themes(stem, lambda figure: plot(figure, settings)):
-        Path(f"{name}.png").write_bytes(data)
+    pictures.check(settings.output, "--output")
+    pictures.save(settings.output, lambda figure: plot(figure, settings))
     return 0
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import tqdm
 
 from dspark_jax import generation
+from dspark_jax.config import require
 from dspark_jax.generation import EMBEDDED
 from dspark_jax.io import cli
 from dspark_jax.request import Request
@@ -38,6 +39,12 @@ class Settings:
     rows: int = 64
     seed: int = 0
 
+    def __post_init__(self):
+        for name in ("texts", "prompt_tokens", "new_tokens", "rows"):
+            number = getattr(self, name)
+            option = "--" + name.replace("_", "-")
+            require(number > 0, f"{option} {number}: expected a whole number above 0")
+
 
 def main(args: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
@@ -46,6 +53,7 @@ def main(args: Sequence[str]) -> int:
     rng = np.random.default_rng(settings.seed)
     documents = [pair.tokenizer.encode(text) for text in corpus.stdlib_texts()]
     documents = [ids for ids in documents if len(ids) > settings.prompt_tokens]
+    require(len(documents) > 0, f"--prompt-tokens {settings.prompt_tokens}: no source is as long")
     weights = np.array([len(ids) for ids in documents], float)
     requests = []
     chosen = rng.choice(len(documents), settings.texts, p=weights / weights.sum())

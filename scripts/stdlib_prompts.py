@@ -19,6 +19,7 @@ from typing import Literal
 
 import numpy as np
 
+from dspark_jax.config import require
 from dspark_jax.io import cli
 from train import corpus
 
@@ -35,6 +36,10 @@ class Settings:
     """Most of a prompt."""
     seed: int = 0
 
+    def __post_init__(self):
+        for option, number in (("--prompts", self.prompts), ("--characters", self.characters)):
+            require(number > 0, f"{option} {number}: expected a whole number above 0")
+
 
 def main(args: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
@@ -44,6 +49,7 @@ def main(args: Sequence[str]) -> int:
     texts = corpus.stdlib_texts(held_out=held_out)
     texts = [text for text in texts if len(text) > 2 + settings.characters]
     sizes = np.array([len(text) for text in texts])
+    require(len(texts) > 0, f"--characters {settings.characters}: no source is as long")
     with open(settings.output, "w", encoding="utf-8") as file:
         for number in range(settings.prompts):
             which = (

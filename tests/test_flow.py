@@ -38,7 +38,16 @@ def folder(tmp_path_factory, quick_compile):
     for part, number in (("training", 64), ("held_out", 16)):
         output = folder / f"{part}.jsonl"
         stdlib_prompts.main(
-            stdlib_prompts.Settings(output, part=part, prompts=number, characters=48)
+            [
+                "--output",
+                str(output),
+                "--part",
+                part,
+                "--prompts",
+                str(number),
+                "--characters",
+                "48",
+            ]
         )
     with open(folder / "training.jsonl", "a") as file:
         print(json.dumps({"id": "empty", "prompt": ""}), file=file)

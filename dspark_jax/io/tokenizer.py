@@ -122,7 +122,10 @@ class Tokenizer:
 
 def _ids(tokenizer: tokenizers.Tokenizer, text: str, *, special: bool) -> list[int]:
     """Without the places of the tokens in the text, which would take a quarter of the time."""
-    (found,) = tokenizer.encode_batch_fast([text], add_special_tokens=special)
+    try:
+        (found,) = tokenizer.encode_batch_fast([text], add_special_tokens=special)
+    except TypeError as error:  # also where a string is none of UTF-8
+        raise InputError(f"{text[:20]!r}: half of a surrogate pair, expected text") from error
     return found.ids
 
 

@@ -12,10 +12,8 @@ from infer import pictures
 from infer.evaluation.estimates import Estimate
 from infer.evaluation.findings import Curve, Findings, Reliability, depths
 from infer.evaluation.sample import by
-from infer.pictures import FEW, Draw, below
+from infer.pictures import EDGES, FEW, Draw, below
 
-EDGES = (-0.03, 1.03)
-"""Of shares, with room for points at 0 and 1."""
 LENGTH = "accepted length (tokens a round)"
 
 

@@ -16,11 +16,10 @@ from dspark_jax.calibration import ECE_BINS
 from infer.evaluation import counts
 from infer.evaluation.estimates import Estimate, quotient, resample
 from infer.evaluation.sample import Drafter, Sample, by, largest
+from infer.pictures import CURVE_BINS
 
 THRESHOLDS = np.linspace(0, 1, 21)
 """Of the sweep."""
-CURVE_BINS = 10
-"""Of a reliability curve."""
 
 
 @dataclasses.dataclass(frozen=True)

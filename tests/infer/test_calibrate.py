@@ -4,7 +4,9 @@ import json
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
+from dspark_jax.config import InputError
 from dspark_jax.io import calibration_file, cli
 from dspark_jax.request import Completion, Request
 from infer import calibrate
@@ -64,6 +66,38 @@ def test_a_head_that_is_too_sure_gets_temperatures_above_one():
     assert [line.split()[0] for line in lines] == ["position", "1", "2", "3", "mean"]
     assert float(lines[1].split()[2]) == pytest.approx(before.ece[0], abs=1e-4)
     assert float(lines[-1].split()[2]) == pytest.approx(after.ece.mean(), abs=1e-4)
+
+
+def test_the_picture_leaves_out_what_few_rounds_say():
+    """19 rounds: 9 and 10 in two bins of the first position, all in one of the second."""
+    logits = np.tile([2.0, 2.0], (19, 1))
+    logits[:9, 0] = -2.0
+    logits[:, 1] = -9.0
+    accepted = np.zeros((19, 2), bool)
+    accepted[9:, 0] = True
+    entry, *_ = calibrate.fit_entry(
+        Rounds(logits, accepted), Rounds(logits, accepted), Request((0,), temperature=0.5)
+    )
+    figure = Figure()
+    calibrate.plot(figure, {0.5: (Rounds(logits, accepted), entry)})
+    raw, scaled = figure.axes
+    assert (raw.get_title(), scaled.get_title()) == (
+        *("raw, temperature 0.5", "scaled, temperature 0.5"),
+    )
+    diagonal, first, second = (np.array(line.get_data()) for line in raw.lines)
+    np.testing.assert_array_equal(diagonal, [[0, 1], [0, 1]])
+    np.testing.assert_allclose(first, [[1 / (1 + np.exp(-2))], [1]])  # 10 rounds; the 9 are few
+    np.testing.assert_allclose(second[1], [0])
+
+
+@pytest.mark.parametrize(
+    ("output", "plot"), [("x-dark.png", "x.png"), ("a.json", "prompts.png"), ("a.json", "y.png")]
+)
+def test_a_dark_picture_is_put_over_nothing(tmp_path, output, plot):
+    prompts = tmp_path / "prompts-dark.png"
+    (tmp_path / "y-dark.png").mkdir()
+    with pytest.raises(InputError, match=r"expected different files|is a folder"):
+        calibrate.Settings(prompts, tmp_path / output, plot=tmp_path / plot).check()
 
 
 def test_writes_a_calibration_and_a_picture(run, folders):

@@ -5,7 +5,9 @@ import json
 import statistics
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from dspark_jax import batch_shape, batching, decode, generation, prefill
 from dspark_jax.costs import CostTable
@@ -106,6 +108,24 @@ def test_delayed_is_compared_with_the_best_other_of_its_concurrency():
     (found,) = load_report.compare(results)
     assert (found.concurrency, found.best_other) == (1, "none")
     assert found.ratio.by_repeat == (3, 1, 0.5)
+
+
+def test_pictures_of_what_there_is():
+    """A line a policy, its points in the order of users; no round verified anything."""
+    results = [result(2, "none", 6.0), result(1, "none", 5.0), result(1, "fixed", 3.0)]
+    figure = Figure()
+    load_report.plot_throughput(figure, results)
+    (axis,) = figure.axes
+    lines = {line.get_label(): np.array(line.get_data()).tolist() for line in axis.lines}
+    assert lines == {"none": [[5, 3], [5, 6]], "fixed": [[3], [3]]}
+    assert [text.get_text() for text in axis.texts] == ["1", "2", "1"]
+    figure = Figure()
+    load_report.plot_concurrency(figure, results)
+    left, right = figure.axes
+    assert left.lines[0].get_xdata().tolist() == [1, 2]
+    assert np.isnan(right.lines[0].get_ydata()).all()
+    assert [tick.get_text() for tick in right.get_xticklabels()] == ["1", "2"]
+    assert len(dict(load_report.draw_all(results))) == 4
 
 
 def test_the_loop_ends_when_a_slot_stays_empty(folders):

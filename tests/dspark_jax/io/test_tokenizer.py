@@ -60,6 +60,13 @@ def test_encode_is_what_tokenizer_json_says(folder, backend):
     assert tokenizer.encode("", special=False) == []
 
 
+def test_half_of_a_surrogate_pair_is_no_text(folder):
+    tokenizer = load_tokenizer(folder)
+    for encode in (tokenizer.encode, tokenizer.encode_literally):
+        with pytest.raises(InputError, match="half of a surrogate pair, expected text"):
+            encode("a\ud800")
+
+
 def test_special_tokens_in_a_text_are_read_as_such(folder):
     assert load_tokenizer(folder).encode("</s>", special=False) == [1]
 

@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from infer.evaluation.findings import CURVE_BINS, THRESHOLDS, depths, find, plain
+from infer.evaluation.findings import THRESHOLDS, depths, find, plain
 from infer.evaluation.sample import largest, names_of
+from infer.pictures import CURVE_BINS
 from tests.infer.evaluation.conftest import (
     CONFIDENCES,
     ROUNDS,
