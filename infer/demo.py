@@ -24,6 +24,8 @@ PROMPTS: tuple[dict[str, Any], ...] = (
 MOST_TOKENS = 96
 REPEATS = 3
 
+SMALL = 10_000_000
+"""Parameters of a target up to which `WHY_SLOW` is true of it."""
 WHY_SLOW = (
     "A target this small is bound by arithmetic and by the overhead of each operation, not by"
     " reading its weights, so checking K tokens costs nearly K times as much as making one; for a"
@@ -72,5 +74,6 @@ def _print_speed(engine: Engine, run: Run, baseline: Run) -> None:
         f" {rate / plain_rate:.2f} ({engine.shape.rows} prompts at once,"
         f" {jax.devices()[0].device_kind})"
     )
-    if rate < plain_rate:
+    parameters = sum(x.size for x in jax.tree.leaves(engine.pair.models.target))
+    if rate < plain_rate and parameters <= SMALL:
         print(WHY_SLOW)

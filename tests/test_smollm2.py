@@ -11,7 +11,8 @@ import pytest
 from safetensors.numpy import load_file
 
 import dspark_jax
-from configs import smollm2
+from configs import smollm2, smollm2_small
+from dspark_jax.generation import EMBEDDED
 from dspark_jax.request import Request
 from dspark_jax.targets import dense
 
@@ -79,3 +80,25 @@ def test_greedy_text(pair, expected):
     prompts = [Request(run["token_ids"], max_new_tokens=48) for run in runs]
     for run, completion in zip(runs, dspark_jax.generate(pair, prompts, slots=3), strict=True):
         assert completion.token_ids == run["greedy_continuation"]
+
+
+DRAFTER = EMBEDDED / "smollm2"
+
+
+def test_the_drafter_in_the_package_is_small():
+    assert sum(file.stat().st_size for file in DRAFTER.iterdir()) < 13e6
+
+
+def test_the_drafter_in_the_package_gives_the_same_text_in_fewer_rounds(pair):
+    drafted = dspark_jax.load(FILE, DRAFTER)
+    cfg = pair.models.target_config
+    assert drafted.models.drafter_config == smollm2_small.SETTINGS.drafter_config(cfg)
+    question = "Write a Python function that returns the larger of two numbers."
+    ids = pair.tokenizer.chat([{"role": "user", "content": question}])
+    (plain,), (found,) = (
+        dspark_jax.generate(each, [Request(ids, max_new_tokens=64)], slots=1)
+        for each in (pair, drafted)
+    )
+    assert found.token_ids == plain.token_ids
+    assert "def " in found.text
+    assert len(found.accepted_lengths) < len(plain.accepted_lengths) / 1.75
