@@ -57,7 +57,7 @@ class Settings:
     """Interpreter with torch and transformers: plain decoding by them is measured in turn."""
 
     def __post_init__(self):
-        parts.check_settings({"--repeats": [self.repeats]}, self.json)
+        parts.check_settings({"--repeats": [self.repeats]}, self.json, self.hf_python)
 
 
 @dataclasses.dataclass(frozen=True)

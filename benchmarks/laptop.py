@@ -34,7 +34,6 @@ import parts
 
 from configs import smollm2
 from dspark_jax import batch_shape, generation
-from dspark_jax.config import require
 from dspark_jax.generation import EMBEDDED, Pair
 from dspark_jax.io import cli, hf
 from dspark_jax.plans import whole
@@ -54,7 +53,7 @@ class Settings:
     """Measures drafters of one target for one user on this machine."""
 
     target: Path = Path(smollm2.SETTINGS.target)
-    draft: tuple[Path, ...] = (EMBEDDED / "drafter",)
+    draft: tuple[Path, ...] = (EMBEDDED / "smollm2",)
     """Folders of drafters; what tells them apart in their paths are the names of the table."""
     prompts: Path | None = None
     """JSONL file, as for infer.generate; default: those of infer.loadtest."""
@@ -72,9 +71,7 @@ class Settings:
     def __post_init__(self):
         sizes = {"--block-sizes": self.block_sizes} if self.block_sizes else {}
         counts = {"--count": [self.count], "--repeats": [self.repeats]}
-        parts.check_settings({**counts, **sizes}, self.json)
-        found = self.hf_python is None or self.hf_python.is_file()
-        require(found, f"--hf-python {self.hf_python}: no such file, expected an interpreter")
+        parts.check_settings({**counts, **sizes}, self.json, self.hf_python)
 
 
 def read_prompts(settings: Settings, pair: Pair) -> list[Request]:

@@ -46,8 +46,13 @@ BYTES = 256 * 2**20
 """That are read to measure the bandwidth: far more than caches hold."""
 
 
-def check_settings(counts: Mapping[str, Sequence[int]], json: Path | None) -> None:
-    """Raises `InputError` for numbers that are not above 0, or where no figures can be written."""
+def check_settings(
+    counts: Mapping[str, Sequence[int]], json: Path | None, hf_python: Path | None = None
+) -> None:
+    """Raises `InputError` for numbers that are not above 0, and where no figures can be written.
+
+    Also where transformers are to be run by an interpreter that is not there.
+    """
     for option, numbers in counts.items():
         require(
             len(numbers) > 0 and min(numbers) > 0,
@@ -55,6 +60,8 @@ def check_settings(counts: Mapping[str, Sequence[int]], json: Path | None) -> No
         )
     if json is not None:
         results.check_place(json, "--json")
+    found = hf_python is None or hf_python.is_file()
+    require(found, f"--hf-python {hf_python}: no such file, expected an interpreter")
 
 
 def load_systems(

@@ -81,7 +81,9 @@ class Settings:
     """Interpreter with torch and transformers: plain decoding by them is measured in turn."""
 
     def __post_init__(self):
-        parts.check_settings({"--repeats": [self.repeats], "--steps": [self.steps]}, self.json)
+        parts.check_settings(
+            {"--repeats": [self.repeats], "--steps": [self.steps]}, self.json, self.hf_python
+        )
 
 
 def write_documents(path: Path) -> None:

@@ -137,6 +137,8 @@ def run(settings: Settings) -> None:
         sizes = f"{len(fit.logits):,} rounds fitted, {len(kept.logits):,} kept"
         print(f"temperature {temperature:g}: {sizes}")
         print(table(entry, before, after))
+        if set(entry.temperatures) == {1.0}:
+            print("no temperature gains more than the noise of these rounds: all stay 1")
         if len(fit.logits) < FEW:
             said = f"only {len(fit.logits)} rounds at temperature {temperature:g}"
             print(f"{said}: too few to trust, {FEW:,} and more are better", file=sys.stderr)

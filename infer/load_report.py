@@ -12,6 +12,9 @@ from dspark_jax.scheduler import Policy
 from infer import load, pictures
 from infer.stages import Stages
 
+ROOM = 1.08
+"""Of an axis, beside its largest value: for markers and numbers."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Result:
@@ -103,7 +106,8 @@ def plot_throughput(figure: Any, results: Sequence[Result]) -> None:
                 color=line.get_color(),
             )
     axis.set(xlabel="tokens/s of a user (numbers: users at once)", ylabel="tokens/s of all users")
-    axis.set(xlim=(0, None), ylim=(0, None))
+    users = max(r.tokens_per_second_per_user for r in results)
+    axis.set(xlim=(0, ROOM * users), ylim=(0, ROOM * max(r.tokens_per_second for r in results)))
     pictures.below(figure, axis)
 
 
@@ -121,7 +125,8 @@ def plot_concurrency(figure: Any, results: Sequence[Result]) -> None:
         left.plot(x, [r.tokens_per_second for r in own], label=policy)
         verified = [r.verified_tokens_per_request or np.nan for r in own]
         right.plot(x, verified, label=policy)
-    left.set(ylabel="tokens/s of all users", ylim=(0, None))
+    most = max(r.tokens_per_second for r in results)
+    left.set(ylabel="tokens/s of all users", ylim=(0, ROOM * most))
     right.set(ylabel="verified tokens of a request and round", ylim=(0, None))
     pictures.below(figure, left)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dspark_jax.config import require
+from dspark_jax.config import InputError, require
 from dspark_jax.io import cli
 from infer import pictures
 
@@ -38,7 +38,10 @@ def plot(figure: Any, settings: Settings) -> None:
     for workdir in settings.workdirs:
         path = workdir / "metrics.jsonl"
         require(path.is_file(), f"{path}: no such file, expected the metrics of a run")
-        records = [json.loads(line) for line in path.read_text().splitlines()]
+        try:
+            records = [json.loads(line) for line in path.read_text().splitlines()]
+        except ValueError as error:
+            raise InputError(f"{path}: not lines of JSON ({error})") from error
         require(
             0 < settings.smooth <= len(records),
             f"--smooth {settings.smooth}: expected 1 to the {len(records)} lines of {path}",
@@ -56,6 +59,7 @@ def plot(figure: Any, settings: Settings) -> None:
 def main(args: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     settings = cli.parse(Settings, args, prog="plot_learning_curves", description=__doc__ or "")
+    require(len(settings.workdirs) > 0, "--workdirs: expected folders of runs")
     pictures.check(settings.output, "--output")
     pictures.save(settings.output, lambda figure: plot(figure, settings))
     return 0

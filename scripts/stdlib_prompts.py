@@ -21,6 +21,7 @@ import numpy as np
 
 from dspark_jax.config import require
 from dspark_jax.io import cli
+from infer import results
 from train import corpus
 
 
@@ -39,6 +40,8 @@ class Settings:
     def __post_init__(self):
         for option, number in (("--prompts", self.prompts), ("--characters", self.characters)):
             require(number > 0, f"{option} {number}: expected a whole number above 0")
+        require(self.seed >= 0, f"--seed {self.seed}: expected a whole number from 0 on")
+        results.check_place(self.output, "--output")
 
 
 def main(args: Sequence[str]) -> int:

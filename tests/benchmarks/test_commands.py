@@ -25,6 +25,8 @@ def test_bad_arguments_are_one_line(name, tmp_path, monkeypatch, capsys):
     }
     if hasattr(benchmark.Settings, "target"):
         bad["--target", str(nowhere)] = f"{nowhere}: no such folder"
+    if hasattr(benchmark.Settings, "hf_python"):
+        bad["--hf-python", str(nowhere)] = f"--hf-python {nowhere}: no such file"
     for args, text in bad.items():
         assert cli.run(lambda: benchmark.main(args)) == 2  # noqa: B023
         out, err = capsys.readouterr()
