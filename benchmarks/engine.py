@@ -36,6 +36,7 @@ from dspark_jax.plans import Plan
 from dspark_jax.request import Request
 from dspark_jax.row import Row
 from dspark_jax.state import DecodeConfig, block_size, plans_of
+from infer.evaluation.estimates import RESAMPLES, Estimate
 from train import corpus
 
 COMPILES = "/jax/core/compile/backend_compile_duration"
@@ -44,7 +45,6 @@ CONTEXT = 128
 """Tokens of a row whose rounds are timed."""
 WINDOW, WINDOWS = 5, 9
 """Rounds that are timed together, and how often in a batch."""
-RESAMPLES = 500
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,11 +223,11 @@ def part_saved(
         [saved([values[n] for n in numbers], whole, plan) for values in (realised, table)]
         for numbers in (range(size), *drawn)
     ]
-    if np.percentile([tabled for _, tabled in saves], 2.5) <= 0:
+    real, tabled = np.array(saves).T
+    if Estimate.of(tabled).low <= 0:
         return dict.fromkeys(("part", "low", "high"))
-    part, *others = (real / tabled for real, tabled in saves)
-    low, high = np.percentile(others, (2.5, 97.5))
-    return {"part": part, "low": float(low), "high": float(high)}
+    part = Estimate.of(real / tabled)
+    return {"part": float(part.value), "low": float(part.low), "high": float(part.high)}
 
 
 @contextmanager

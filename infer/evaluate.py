@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
 import itertools
 import json
 import os
@@ -33,7 +32,7 @@ from dspark_jax.generation import EMBEDDED, Pair
 from dspark_jax.io import cli, files
 from dspark_jax.io.tokenizer import load_tokenizer
 from dspark_jax.request import Request
-from infer import requests, results
+from infer import pictures, requests, results
 from infer.evaluation import datasets, figures, findings, measure, page, report
 from infer.evaluation.datasets import Dataset, Name
 from infer.evaluation.findings import Findings, Measurement
@@ -143,10 +142,7 @@ class Settings:
         )
         if self.html is not None and self.html.parent != self.output:
             results.check_place(self.html, "--html")
-        require(
-            importlib.util.find_spec("matplotlib") is not None,
-            "the pictures need matplotlib; install dspark_jax[plots]",
-        )
+        pictures.require_matplotlib()
 
 
 def main(args: Sequence[str]) -> int:
@@ -254,8 +250,8 @@ def write_figures(settings: Settings, about: Circumstances, found: dict[str, Any
 
 def write_report(settings: Settings, about: Circumstances, found: Findings) -> None:
     """The report and its pictures."""
-    for name, data in figures.draw_all(found):
-        files.write_whole(settings.output / f"{name}.png", data)
+    for name, draw in figures.drawings(found):
+        pictures.save(settings.output / f"{name}.png", draw)
     files.write_whole(settings.output / REPORT, report.markdown(found, about))
     print(f"{settings.output}: {', '.join(sorted(p.name for p in settings.output.iterdir()))}")
 

@@ -82,10 +82,10 @@ def describe(results: Sequence[Result], ratios: Sequence[Ratio]) -> Iterator[str
         yield line
 
 
-def draw_all(results: Sequence[Result]) -> Iterator[tuple[str, bytes]]:
-    """Names without ending, and PNGs: each for a light and for a dark page."""
-    yield from pictures.themes("throughput", lambda figure: plot_throughput(figure, results))
-    yield from pictures.themes("concurrency", lambda figure: plot_concurrency(figure, results))
+def drawings(results: Sequence[Result]) -> Iterator[tuple[str, pictures.Draw]]:
+    """Names without ending, and what there is to be seen of the results."""
+    yield "throughput", lambda figure: plot_throughput(figure, results)
+    yield "concurrency", lambda figure: plot_concurrency(figure, results)
 
 
 def plot_throughput(figure: Any, results: Sequence[Result]) -> None:

@@ -12,7 +12,6 @@ pictures, and prints a table.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import statistics
 import sys
@@ -34,7 +33,7 @@ from dspark_jax.io import cli, files
 from dspark_jax.request import Request
 from dspark_jax.scheduler import Policy
 from dspark_jax.state import DecodeConfig, Models, plans_of
-from infer import demo, facts, load, load_report, requests, stages
+from infer import demo, facts, load, load_report, pictures, requests, stages
 from infer.engine import Engine, Run
 from infer.load_report import Ratio, Result
 from infer.models import load_both, require_both
@@ -120,10 +119,7 @@ class Settings:
         place = self.output
         require(place.parent.is_dir(), f"--output {place}: no such folder as {place.parent}")
         require(not place.exists() or place.is_dir(), f"--output {place}: expected a folder")
-        require(
-            importlib.util.find_spec("matplotlib") is not None,
-            "the pictures need matplotlib; install dspark_jax[plots]",
-        )
+        pictures.require_matplotlib()
 
     def count(self, rows: int) -> int:
         """Requests of a run with so many slots."""
@@ -309,8 +305,8 @@ def write(
     settings.output.mkdir(exist_ok=True)
     path = settings.output / "loadtest.json"
     files.write_whole(path, json.dumps(values, indent=2, default=str) + "\n")
-    for name, data in load_report.draw_all(results):
-        files.write_whole(settings.output / f"{name}.png", data)
+    for name, draw in load_report.drawings(results):
+        pictures.save(settings.output / f"{name}.png", draw)
 
 
 if __name__ == "__main__":

@@ -50,12 +50,17 @@ def paths(path: Path) -> tuple[Path, Path]:
 def check(path: Path, option: str) -> None:
     """Raises `InputError` where `save` could not put its pictures."""
     require(path.suffix == ".png", f"{option} {path}: expected a .png file")
-    require(
-        importlib.util.find_spec("matplotlib") is not None,
-        f"{option}: needs matplotlib; install dspark_jax[plots]",
-    )
+    require_matplotlib()
     for each in paths(path):
         results.check_place(each, option)
+
+
+def require_matplotlib() -> None:
+    """Raises `InputError` where nothing can be drawn."""
+    require(
+        importlib.util.find_spec("matplotlib") is not None,
+        "the pictures need matplotlib; install dspark_jax[plots]",
+    )
 
 
 def save(path: Path, draw: Draw) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from infer import pictures
 from infer.evaluation.estimates import Estimate
 from infer.evaluation.findings import Curve, Findings, Reliability, depths
 from infer.evaluation.sample import by
@@ -17,14 +16,8 @@ from infer.pictures import EDGES, FEW, Draw, below
 LENGTH = "accepted length (tokens a round)"
 
 
-def draw_all(found: Findings) -> Iterator[tuple[str, bytes]]:
-    """Names without ending, and PNGs: each for a light and for a dark page."""
-    for name, draw in drawings(found):
-        yield from pictures.themes(name, draw)
-
-
 def drawings(found: Findings) -> Iterator[tuple[str, Draw]]:
-    """What there is to be seen of the findings."""
+    """Names without ending, and what there is to be seen of the findings."""
     yield "accepted_length", lambda figure: plot_lengths(figure, found)
     yield "positions", lambda figure: plot_positions(figure, found)
     if depths(found):

@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 
 from infer.evaluation import figures
 from infer.evaluation.estimates import Estimate
-from infer.evaluation.figures import draw_all, drawings
+from infer.evaluation.figures import drawings
 from infer.evaluation.findings import find
-from infer.pictures import DARK, DARK_ENDING, LIGHT, png
+from infer.pictures import DARK, DARK_ENDING, LIGHT, png, themes
 from tests.infer.evaluation.conftest import completion, drafter, sample
 
 
@@ -29,7 +29,7 @@ def points(axis):
 
 
 def test_all_pictures_in_both_themes(findings):
-    made = dict(draw_all(findings))
+    made = dict(made for named in drawings(findings) for made in themes(*named))
     names = {"accepted_length", "positions", "depth", "block_length", "thresholds"}
     names |= {"reliability_ours"}
     assert set(made) == names | {name + DARK_ENDING for name in names}
