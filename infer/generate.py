@@ -55,7 +55,7 @@ def decode_file(settings: Settings, source: Path, output: Path) -> None:
     if len(errors) == len(lines):
         raise InputError(f"{source} {errors[0]}; no line of the file can be decoded")
     engine = make_engine(settings, pair, [p.request for p in prompts if p.request])
-    results.begin(output, results.meta(settings.decisive(), source))
+    size = results.begin(output, results.meta(settings.decisive(), source), done)
     todo = prompts[done:]
     asked = [p.request for p in todo if p.request]
     refill = batching.refills(asked, engine.shape.rows)
@@ -67,6 +67,7 @@ def decode_file(settings: Settings, source: Path, output: Path) -> None:
         ordered = InOrder(
             todo,
             output,
+            size,
             trace=settings.trace,
             logprobs=settings.logprobs,
             prompt_ids=settings.prompt_ids,
@@ -99,6 +100,7 @@ class InOrder:
         self,
         prompts: Sequence[Prompt],
         output: Path,
+        size: int,
         *,
         trace: bool = False,
         logprobs: bool = False,
@@ -106,6 +108,7 @@ class InOrder:
     ):
         self.left = collections.deque(prompts)
         self._output = output
+        self._size = size
         self._result = functools.partial(
             results.result, trace=trace, logprobs=logprobs, prompt_ids=prompt_ids
         )
@@ -123,7 +126,7 @@ class InOrder:
                 self._written += 1
             lines.append(self._result(prompt, completion))
         if lines:
-            results.append(self._output, lines)
+            self._size = results.append(self._output, lines, size=self._size)
         return len(lines)
 
 

@@ -90,12 +90,14 @@ def read_lines(path: Path) -> list[Line]:
 
 def _read_line(number: int, text: bytes) -> Line:
     try:
-        fields = json.loads(text)
+        fields = json.loads(text.decode())
         json.dumps(fields, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         return Line(number, number, {}, f"not valid JSON ({error.msg}, column {error.colno})")
-    except UnicodeError:
+    except UnicodeDecodeError:
         return Line(number, number, {}, "not valid UTF-8")
+    except UnicodeEncodeError:
+        return Line(number, number, {}, "not text (half of a surrogate pair)")
     except (ValueError, RecursionError):  # a number or a nesting beyond what Python reads
         return Line(number, number, {}, "not valid JSON (too large)")
     if not isinstance(fields, dict):

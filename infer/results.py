@@ -22,6 +22,10 @@ from infer.requests import Id, Prompt
 Key = tuple[Id, int | None]
 """Of a result: the id of its prompt and, where that has several, which of its samples it is."""
 
+_SHARED = (
+    "--output {}: was written to by another command since this one began; expected a file for each"
+)
+
 
 def result(
     prompt: Prompt,
@@ -142,28 +146,42 @@ def _keys(output: Path) -> list[Key]:
     return found
 
 
-def begin(output: Path, made: Mapping[str, Any]) -> None:
-    """Makes `output` ready for `append`: its meta file is written, a torn last line dropped."""
-    files.write_whole(meta_path(output), json.dumps(made, indent=2) + "\n")
-    with open(output, "ab") as file:
-        whole = output.read_bytes().rfind(b"\n") + 1
-        file.truncate(whole)
+def begin(output: Path, made: Mapping[str, Any], done: int) -> int:
+    """Makes `output` ready for `append`: its meta file is written, a torn last line dropped.
 
-
-def append(output: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    """Adds results and waits until they are on the disk.
+    Returns its size.
 
     Raises:
+      InputError: it no longer holds just the `done` results that `finished` found.
+    """
+    data = output.read_bytes() if output.exists() else b""
+    require(data.count(b"\n") == done, _SHARED.format(output))
+    files.write_whole(meta_path(output), json.dumps(made, indent=2) + "\n")
+    whole = data.rfind(b"\n") + 1
+    with open(output, "ab") as file:
+        file.truncate(whole)
+    return whole
+
+
+def append(output: Path, lines: Sequence[Mapping[str, Any]], *, size: int) -> int:
+    """Adds results and waits until they are on the disk; returns the size of the file.
+
+    Args:
+      size: what `begin` or the last call returned.
+    Raises:
+      InputError: the file has another size: somebody else writes to it.
       OSError: with the name of the file; a line that is only half written is dropped by `begin`.
     """
     data = "".join(json.dumps(line) + "\n" for line in lines).encode()
     try:
         with open(output, "ab") as file:
+            require(file.tell() == size, _SHARED.format(output))
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(output)) from error
+    return size + len(data)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

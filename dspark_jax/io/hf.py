@@ -90,7 +90,8 @@ def load_drafter(
     known, vocabulary = ["embed_tokens.weight", "lm_head.weight"], None
     require(
         cfg.draft_vocab_size is not None or "d2t" not in tensors,
-        f"{tensors.path}: d2t in it, and no draft_vocab_size in its config.json; expected both",
+        f"{tensors.path}: d2t in it, and no draft_vocab_size below vocab_size in its config.json;"
+        " expected both or neither",
     )
     if cfg.draft_vocab_size is not None:
         known += ["d2t", "t2d"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
@@ -89,20 +90,36 @@ def load_parameters(
     """Parameters one by one: the host never holds more than one of them beside the devices.
 
     Each device is given its own part only, also where others belong to other hosts.
+
+    Raises:
+      InputError: a tensor is missing, has another shape, or holds what no model computes with.
     """
 
     def one(spec, codec, sharding):
         shapes = codec.shapes(spec.shape)
         parts = [tensors.read(n, s) for n, s in zip(codec.names, shapes, strict=True)]
-        value = np.asarray(codec.join(parts), dtype=dtype, order="C")  # keeps a scalar a scalar
+        with np.errstate(over="ignore"):  # that is told below
+            value = np.asarray(codec.join(parts), dtype=dtype, order="C")  # scalars stay scalars
         if sharding is None:
             return jax.device_put(value)
         return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
     leaves, treedef = jax.tree.flatten(specs)
     places = [None] * len(leaves) if place is None else treedef.flatten_up_to(place(specs))
-    values = [one(*x) for x in zip(leaves, jax.tree.leaves(layout), places, strict=True)]
+    codecs = jax.tree.leaves(layout)
+    values = [one(*x) for x in zip(leaves, codecs, places, strict=True)]
+    for codec, finite in zip(codecs, jax.device_get([*map(_all_finite, values)]), strict=True):
+        require(
+            bool(finite),
+            f"{tensors.path}: {' and '.join(codec.names)}: NaN or infinity in it as"
+            f" {np.dtype(dtype)}, expected numbers",
+        )
     return jax.tree.unflatten(treedef, values)
+
+
+@jax.jit
+def _all_finite(value: jax.Array) -> jax.Array:
+    return jnp.isfinite(value).all()
 
 
 def report_extra(

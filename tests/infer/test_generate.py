@@ -175,11 +175,12 @@ def test_interrupted_and_started_again(command, monkeypatch):
     command.write([*PROMPTS, {"prompt": "abc"}, {"prompt": "x"}])
     good = GOOD | {7: GOOD[1] | {"id": 7}, 8: GOOD["short"] | {"id": 8}}
 
-    def interrupted(output, lines):
-        append(output, lines)
+    def interrupted(output, lines, *, size):
+        size = append(output, lines, size=size)
         calls.append(len(lines))
         if len(calls) == 1:
             signal.raise_signal(signal.SIGINT)
+        return size
 
     monkeypatch.setattr(results, "append", interrupted)
     assert command() == 130
@@ -447,7 +448,7 @@ def test_results_are_written_in_order(tmp_path):
             generate.Prompt(n, generate.Request((1,)) if letter == "g" else None)
             for n, letter in enumerate(pattern)
         ]
-        ordered, count = InOrder(prompts, output), pattern.count("g")
+        ordered, count = InOrder(prompts, output, 0), pattern.count("g")
         waiting, appended = set(range(count)), ordered.write({})
         for number in rng.permutation(count).tolist():
             waiting.remove(number)

@@ -42,9 +42,13 @@ def prompts(tmp_path):
 def output(tmp_path, prompts):
     """An output with the first two of three results."""
     path = tmp_path / "out.jsonl"
-    results.begin(path, results.meta(SETTINGS, prompts))
-    results.append(path, [{"id": 1}, {"id": "x"}])
+    size = results.begin(path, results.meta(SETTINGS, prompts), 0)
+    results.append(path, [{"id": 1}, {"id": "x"}], size=size)
     return path
+
+
+def append(path, lines):
+    return results.append(path, lines, size=path.stat().st_size)
 
 
 def test_a_result():
@@ -89,21 +93,21 @@ def test_an_error_has_the_same_fields():
 
 
 def test_one_line_a_result_whatever_the_text(output):
-    results.append(output, [{"id": 3, "text": "a\u2028b\x85c\nd"}])
+    append(output, [{"id": 3, "text": "a\u2028b\x85c\nd"}])
     assert [json.loads(x)["id"] for x in output.read_text().splitlines()] == IDS
 
 
 def test_goes_on_behind_the_results(output, prompts):
     assert results.finished(output, SETTINGS, prompts, KEYS) == 2
-    results.append(output, [{"id": 3}])
+    append(output, [{"id": 3}])
     assert results.finished(output, SETTINGS, prompts, KEYS) == 3
 
 
 def test_goes_on_between_the_samples_of_a_prompt(output, prompts):
     keys = [*KEYS[:2], (3, 0), (3, 1)]
-    results.append(output, [{"id": 3, "sample": 0}])
+    append(output, [{"id": 3, "sample": 0}])
     assert results.finished(output, SETTINGS, prompts, keys) == 3
-    results.append(output, [{"id": 3, "sample": 1}])
+    append(output, [{"id": 3, "sample": 1}])
     assert results.finished(output, SETTINGS, prompts, keys) == 4
     with pytest.raises(InputError, match="its 4 results are not the first of those"):
         results.finished(output, SETTINGS, prompts, [*keys[:2], (3, 1), (3, 0)])
@@ -114,15 +118,33 @@ def test_a_torn_line_is_dropped(output, prompts):
     output.write_bytes(whole + b'{"id": 3, "tex')
     assert results.finished(output, SETTINGS, prompts, KEYS) == 2
     assert output.read_bytes() != whole  # nothing is changed by asking
-    results.begin(output, results.meta(SETTINGS, prompts))
+    assert results.begin(output, results.meta(SETTINGS, prompts), 2) == len(whole)
     assert output.read_bytes() == whole
 
 
 def test_a_torn_first_line_is_dropped(output, prompts):
     output.write_bytes(b'{"id')
     assert results.finished(output, SETTINGS, prompts, KEYS) == 0
-    results.begin(output, results.meta(SETTINGS, prompts))
+    assert results.begin(output, results.meta(SETTINGS, prompts), 0) == 0
     assert output.read_bytes() == b""
+
+
+def test_two_commands_do_not_write_to_one_file(output, prompts):
+    mine = output.stat().st_size
+    append(output, [{"id": 3}])  # by another
+    before = output.read_bytes()
+    with pytest.raises(InputError, match="written to by another command"):
+        results.append(output, [{"id": 3}], size=mine)
+    with pytest.raises(InputError, match="written to by another command"):
+        results.begin(output, results.meta(SETTINGS, prompts), 2)
+    assert output.read_bytes() == before
+
+
+def test_sizes_add_up(output, prompts):
+    size = results.begin(output, results.meta(SETTINGS, prompts), 2)
+    for number in range(3):
+        size = results.append(output, [{"id": number}], size=size)
+        assert size == output.stat().st_size
 
 
 def test_no_output_or_an_empty_one_is_a_beginning(tmp_path, output, prompts):
@@ -135,7 +157,7 @@ def test_prompts_may_be_added(output, prompts):
     with open(prompts, "a") as file:
         file.write('{"prompt": "d"}\n')
     assert results.finished(output, SETTINGS, prompts, [*KEYS, (4, None)]) == 2
-    results.begin(output, results.meta(SETTINGS, prompts))
+    results.begin(output, results.meta(SETTINGS, prompts), 2)
     assert results.finished(output, SETTINGS, prompts, [*KEYS, (4, None)]) == 2
 
 
@@ -203,7 +225,7 @@ def test_a_full_disk_names_the_file(output, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left on device") as error:
-        results.append(output, [{"id": 3}])
+        append(output, [{"id": 3}])
     assert error.value.filename == str(output)
 
 
@@ -214,7 +236,7 @@ def test_a_full_disk_leaves_the_meta_file_as_it_was(output, prompts, monkeypatch
     before = results.meta_path(output).read_bytes()
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="No space left"):
-        results.begin(output, results.meta({"other": 1}, prompts))
+        results.begin(output, results.meta({"other": 1}, prompts), 2)
     assert results.meta_path(output).read_bytes() == before
     assert sorted(p.name for p in output.parent.iterdir()) == [
         "out.jsonl",

@@ -1,10 +1,12 @@
 """Weights of a folder, in one file or in shards, and a line for each that is wrong."""
 
+import functools
 import json
 import logging
 import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -133,6 +135,19 @@ def test_wrong_shape(draft_folder, name, shape):
     assert message.endswith(f"tensor {name} has shape {list(shape)}, expected {right}")
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
+def test_what_is_no_number_is_refused(draft_folder, bad):
+    def spoil(tensors):
+        tensors["fc.weight"][1, 2] = bad
+        return tensors
+
+    edit_tensors(draft_folder, spoil)
+    if np.isfinite(bad):  # but not in half precision
+        hf.load_drafter(draft_folder)
+    message = refused(functools.partial(hf.load_drafter, dtype=jnp.float16), draft_folder)
+    assert "fc.weight: NaN or infinity in it" in message
+
+
 def test_weights_of_another_head_are_refused(saved, tmp_path):
     for kind in ("gated", "rnn"):
         folder = shutil.copytree(saved / kind, tmp_path / kind)
@@ -142,7 +157,9 @@ def test_weights_of_another_head_are_refused(saved, tmp_path):
 
 def test_ids_of_a_pruned_drafter_that_is_said_to_be_none(draft_folder):
     edit_tensors(draft_folder, lambda t: {**t, "d2t": np.arange(4)})
-    assert "expected both" in refused(hf.load_drafter, draft_folder)
+    assert "expected both or neither" in refused(hf.load_drafter, draft_folder)
+    edit_config(draft_folder, draft_vocab_size=20)
+    assert "no draft_vocab_size below vocab_size" in refused(hf.load_drafter, draft_folder)
 
 
 def test_extra_tensors_are_named_once_and_ignored(draft_folder, saved, caplog):
