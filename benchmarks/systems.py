@@ -2,10 +2,10 @@
 
     python benchmarks/systems.py --target DIR --draft DIR DIR ... [--prompts FILE] [--json FILE]
 
-Plain decoding and all drafters decode the same requests, in turn in every repeat, so that a slow
-minute of the machine hits all alike; every repeat has requests of its own. As many slots as rows
-are kept busy, and the run ends when the last request would begin (`infer.load.closed_loop`): its
-time holds prefill and rounds, and no compiling. Accepted lengths are those of all repeats.
+Plain decoding and all drafters decode the same requests, in short turns, so that a slow moment of
+the machine hits all alike; every repeat has requests of its own. As many slots as rows are kept
+busy, and a repeat ends when the fastest would begin its last request (`infer.load.closed_loops`):
+times hold prefill and rounds, and no compiling. Accepted lengths are those of all repeats.
 
 A whole round is that of the cost table, with all rows half full; drafting, the sequential head and
 scheduling are timed apart (`parts`, `infer.stages`), and the rest of the round is verifying, with
@@ -106,7 +106,6 @@ def make_engine(
         asked,
         policy=policy,
         ignore_stop=settings.ignore_eos,
-        trace=policy == "delayed",
     )
     engine = Engine(pair, shape, cfg)
     if policy not in COSTED:
@@ -130,15 +129,16 @@ def decode_in_turn(
     runs: dict[str, list[Run]] = {name: [] for name in engines}
     for repeat in range(repeats):
         own = asked[repeat * count : (repeat + 1) * count]
-        for name, engine in engines.items():
-            runs[name].append(load.closed_loop(engine, own))
+        found = load.closed_loops([*engines.values()], own)
+        for name, run in zip(engines, found, strict=True):
+            runs[name].append(run)
     return runs
 
 
 def stage_seconds(engine: Engine, runs: Sequence[Run]) -> dict[str, float]:
     """Seconds of the stages of a round, in the mean over those of the runs; timed once."""
     models, cfg, shape = engine.pair.models, engine.cfg, engine.shape
-    rounds = load.rounds_by_drafts(engine, [c for run in runs for c in run.completions])
+    rounds = load.rounds_by_drafts([c for run in runs for c in run.completions])
     table = measure_costs(engine)
     draft = {k: parts.draft_seconds(models, cfg, shape, k) for k in rounds}
     mean = stages.seconds(
@@ -170,7 +170,7 @@ def summarise(
         "rows": engine.shape.rows,
         "policy": engine.cfg.policy,
         "seconds": {stage: statistics.median(t[stage] for t in timed) for stage in timed[0]},
-        "drafts_a_round": load.mean_drafts(load.rounds_by_drafts(engine, completions)),
+        "drafts_a_round": load.mean_drafts(load.rounds_by_drafts(completions)),
         "accepted_length": mean_accepted_length(completions),
         "tokens": sum(run.tokens for run in runs),
         "tokens_per_second": statistics.median(speeds),

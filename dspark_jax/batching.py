@@ -37,6 +37,7 @@ from dspark_jax.state import (
     create_state,
     is_lazy,
     plans_of,
+    without_drafter,
 )
 
 T = TypeVar("T")
@@ -151,24 +152,36 @@ class Batch:
         """
         if not self.reader.read_on(row.request.token_ids):
             return False
-        if is_lazy(self.cfg) and self._plan.drafts:
-            self.reader.catch_up()
-        else:
-            self._behind = is_lazy(self.cfg)
-        place = self.free[0]
-        self._state, first = _seat(
-            self.models,
-            self._state,
-            self.reader.reading,
+        if is_lazy(self.cfg):
+            self._behind |= not self._plan.drafts
+            if not self._behind:
+                self.reader.catch_up()
+        self._seat_in(self.free[0], row)
+        return True
+
+    def _seat_in(self, place: int, row: Row) -> None:
+        """Puts a row whose prompt is read in a free place.
+
+        If the drafter is behind, it will take in the prompt with all else.
+        """
+        models, state, reading = self.models, self._state, self.reader.reading
+        cache = state.draft_cache
+        if self._behind:
+            _, reading = without_drafter(models, reading)
+            models, state = without_drafter(models, state)
+        state, first = _seat(
+            models,
+            state,
+            reading,
             np.int32(place),
             self.reader.lengths,
             *self._columns([row.request]),
             cfg=self.cfg,
         )
+        self._state = dataclasses.replace(state, draft_cache=cache) if self._behind else state
         first, self._active = self._get((first, self._state.active))
         row.begin(*_of_row(first, 0))
         self.rows[place] = row
-        return True
 
     def run(self, rounds: int, *, until_free: bool = False) -> list[Row]:
         """Decodes at most `rounds` rounds, or until a row is done; returns the rows it had.
@@ -187,7 +200,7 @@ class Batch:
         if self._behind and plan.drafts:
             self._state = decode.catch_up(self.models, self._state)
         self._behind = is_lazy(self.cfg) and not plan.drafts
-        self._state, log, done = decode.decode_rounds(
+        self._state, log, done = decode.run_plan(
             self.models,
             self._state,
             np.int32(rounds),
@@ -217,8 +230,22 @@ class Batch:
             if self._active.sum() < least:
                 break
 
-    def run_all_plans(self) -> None:
-        """Runs everything that `run` may run, without rounds where that can be."""
+    def run_everything(self, *, refill: bool) -> None:
+        """Runs every program that may run, without rounds where that can be.
+
+        Args:
+          refill: whether rows may be seated.
+        """
+        if refill:
+            self.reader.read_on(IDLE.token_ids)
+            self._seat_in(0, Row(0, IDLE))
+        if refill and is_lazy(self.cfg):  # and with the drafter's caches
+            self.reader.catch_up()
+            self._state, self._behind = decode.catch_up(self.models, self._state), False
+            self._seat_in(0, Row(0, IDLE))
+        self._run_all_plans()
+
+    def _run_all_plans(self) -> None:
         if self._in_halves:
             for plan in self._plans:
                 self._state, proposal, _ = decode.draft_rows(
@@ -308,11 +335,7 @@ def warm_up(
     """
     start = time.monotonic()
     batch = Batch(models, shape, cfg, lambda ids: "", [], facts)
-    if refill:
-        batch.admit(Row(0, IDLE))
-        if is_lazy(cfg):
-            batch.reader.catch_up()
-    batch.run_all_plans()
+    batch.run_everything(refill=refill)
     return time.monotonic() - start
 
 

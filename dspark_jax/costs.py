@@ -167,7 +167,7 @@ class RoundTimer:
         )
         jax.block_until_ready(state)
         start = time.perf_counter()
-        self._state, _, done = decode.decode_rounds(
+        self._state, _, done = decode.run_plan(
             self._models,
             state,
             np.int32(rounds),

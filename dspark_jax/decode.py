@@ -36,6 +36,7 @@ from dspark_jax.state import (
     logs_confidences,
     pinned,
     plans_of,
+    without_drafter,
 )
 
 ROUNDS_PER_CALL = 64
@@ -103,6 +104,24 @@ def decode_rounds(
         (jnp.int32(0), state, log),
     )
     return pinned(models, state), log, done
+
+
+def run_plan(
+    models: Models,
+    state: DecodeState,
+    rounds: jax.Array,
+    least: jax.Array,
+    *,
+    cfg: DecodeConfig,
+    plan: Plan,
+) -> tuple[DecodeState, RoundLog, jax.Array]:
+    """`decode_rounds`, without the drafter where a lazy one has nothing to do."""
+    if state.backlog is None or plan.drafts:
+        return decode_rounds(models, state, rounds, least, cfg=cfg, plan=plan)
+    cache = state.draft_cache
+    models, state = without_drafter(models, state)
+    state, log, done = decode_rounds(models, state, rounds, least, cfg=cfg, plan=plan)
+    return dataclasses.replace(state, draft_cache=cache), log, done
 
 
 @functools.partial(jax.jit, donate_argnames="state")

@@ -258,6 +258,7 @@ def completion(row: Row, pair: Pair, cfg: DecodeConfig, facts: Facts = NO_FACTS)
         confidence_logits=logits,
         logprobs=row.logprobs if cfg.logprobs else None,
         drafts=row.drafts if cfg.trace else None,
+        drafted_lengths=row.drafted_lengths,
     )
 
 

@@ -131,7 +131,7 @@ def seat(
     `reading` stays as it is: several rows may go on from the same prompt, each with its own key.
 
     Args:
-      reading: of one prompt, all read.
+      reading: of one prompt, all read. A lazy drafter without caches in it has yet to take it in.
       row: where to.
       lengths: [1] its length.
       sampling, key, limit, scale: [1], [1], [1], [1, K] as for `state.create_state`.
@@ -149,6 +149,10 @@ def seat(
         backlog=reading.backlog,
     )
     newcomer, first = _emit_first(models, newcomer, reading, lengths, cfg)
+    backlog = newcomer.backlog
+    if backlog is not None and reading.draft_cache == ():
+        backlog = dataclasses.replace(backlog, taken=jnp.zeros_like(backlog.taken))
+        newcomer = dataclasses.replace(newcomer, backlog=backlog)
 
     def put(rows, one):
         return jax.lax.dynamic_update_slice_in_dim(rows, one, row, axis=0)

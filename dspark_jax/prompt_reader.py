@@ -7,6 +7,7 @@ rows up. `prefill.seat` then copies what was read into the row.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +18,7 @@ import numpy as np
 from dspark_jax import prefill
 from dspark_jax.batch_shape import BatchShape
 from dspark_jax.prefill import Reading
-from dspark_jax.state import Models
+from dspark_jax.state import Models, without_drafter
 
 CHUNKS_PER_CALL = 4
 """Chunks of a prompt that are read before the rows of the batch go on."""
@@ -35,7 +36,7 @@ class PromptReader:
     """
 
     def __init__(self, models: Models, shape: BatchShape, *, lazy: bool):
-        self.models, self.shape = models, shape
+        self.models, self.shape, self._lazy = models, shape, lazy
         self._thread = ThreadPoolExecutor(1) if models.mesh is None else None
         self._prompt: list[int] = []  # what is read, and how many chunks of it
         self._chunks = 0
@@ -58,8 +59,11 @@ class PromptReader:
             lengths = self.lengths
 
             def read(reading: Reading) -> Reading:
-                return prefill.read(
-                    self.models,
+                models, cache = self.models, reading.draft_cache
+                if self._lazy:
+                    models, reading = without_drafter(models, reading)
+                reading = prefill.read(
+                    models,
                     reading,
                     tokens,
                     lengths,
@@ -67,6 +71,7 @@ class PromptReader:
                     np.int32(stop),
                     chunk=self.shape.chunk,
                 )
+                return dataclasses.replace(reading, draft_cache=cache) if self._lazy else reading
 
             self._then(read)
         return stop == total

@@ -87,6 +87,8 @@ class Completion:
     request's, where they were asked for."""
     drafts: list[list[int]] | None = None
     """Token ids of each round's block, with `trace`: accepted, rejected and never verified."""
+    drafted_lengths: list[int] = dataclasses.field(default_factory=list)
+    """Drafts that each round made."""
 
     @property
     def full_rounds(self) -> list[int]:

@@ -24,6 +24,7 @@ class Row:
     request: Request
     token_ids: list[int] = dataclasses.field(default_factory=list)
     accepted_lengths: list[int] = dataclasses.field(default_factory=list)
+    drafted_lengths: list[int] = dataclasses.field(default_factory=list)
     verified_lengths: list[int] = dataclasses.field(default_factory=list)
     accepted_drafts: list[int] = dataclasses.field(default_factory=list)
     drafts: list[list[int]] = dataclasses.field(default_factory=list)
@@ -49,6 +50,7 @@ class Row:
         kept = np.arange(log.tokens.shape[2]) < emitted[:, None]
         self.token_ids += log.tokens[:, row][kept].tolist()
         self.accepted_lengths += emitted[rounds].tolist()
+        self.drafted_lengths += [log.tokens.shape[2] - 1] * int(rounds.sum())
         self.verified_lengths += log.verified[rounds, row].tolist()
         self.accepted_drafts += log.accepted[rounds, row].tolist()
         if log.drafts is not None:
@@ -85,7 +87,10 @@ class Row:
             self.accepted_lengths[-1] -= dropped
             surplus -= dropped
             if not self.accepted_lengths[-1]:
-                for rounds in (self.accepted_lengths, self.verified_lengths, self.accepted_drafts):
+                for rounds in (
+                    *(self.accepted_lengths, self.drafted_lengths),
+                    *(self.verified_lengths, self.accepted_drafts),
+                ):
                     rounds.pop()
                 for traced in (self.drafts, self.confidence_logits):
                     del traced[len(self.accepted_lengths) :]

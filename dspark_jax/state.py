@@ -6,7 +6,7 @@ Letters: R rows, K drafts a round.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
@@ -214,6 +214,19 @@ def block_size(models: Models, cfg: DecodeConfig) -> int:
     if cfg.policy == "none" or models.drafter_config is None:
         return 0
     return models.drafter_config.block_size
+
+
+Carried = TypeVar("Carried")
+
+
+def without_drafter(models: Models, carried: Carried) -> tuple[Models, Carried]:
+    """For programs in which a lazy drafter does nothing but put off what it will want to know.
+
+    Its parameters and caches are many arrays, and each that goes through a call costs some
+    microseconds of it. `carried` is a state, or anything else with a `draft_cache`.
+    """
+    bare: Any = carried
+    return dataclasses.replace(models, drafter=None), dataclasses.replace(bare, draft_cache=())
 
 
 def logs_confidences(models: Models, cfg: DecodeConfig) -> bool:

@@ -72,25 +72,30 @@ def progress(items: Sequence[Plan]) -> Iterable[Plan]:
 
 
 def require_memory(
-    models: Models, shape: BatchShape, shorter: str = "--max-new-tokens", *, lazy: bool
+    models: Models,
+    shape: BatchShape,
+    shorter: str = "--max-new-tokens",
+    *,
+    lazy: bool,
+    batches: int = 1,
 ) -> None:
     """Says what a slot takes.
 
     Args:
       shorter: the option that makes the rows shorter.
       lazy: as `state.is_lazy` says.
+      batches: of so many slots, at one time.
     Raises:
       InputError: all of them do not fit into the memory that is free.
     """
     each = batch_shape.bytes_per_row(models, shape, lazy=lazy)
-    needed = each * (shape.rows + 1)  # a newcomer is read beside the rows
-    print(
-        f"{shape.rows} slots of {shape.length} positions, {megabytes(each)} each", file=sys.stderr
-    )
+    needed = batches * each * (shape.rows + 1)  # a newcomer is read beside the rows
+    slots = f"{'' if batches == 1 else f'{batches} times '}{shape.rows} slots"
+    print(f"{slots} of {shape.length} positions, {megabytes(each)} each", file=sys.stderr)
     free = free_bytes()
     require(
         free is None or needed <= free,
-        f"{shape.rows} slots of {shape.length} positions take {megabytes(needed)}, and"
+        f"{slots} of {shape.length} positions take {megabytes(needed)}, and"
         f" {megabytes(free or 0)} are free: expected fewer slots or a smaller {shorter}",
     )
 

@@ -1,4 +1,4 @@
-"""A closed loop of requests, which keeps every slot busy, and the figures of what it decoded."""
+"""Closed loops of requests, which keep every slot busy, and the figures of what they decoded."""
 
 from __future__ import annotations
 
@@ -14,39 +14,65 @@ import scipy.stats
 from dspark_jax import batching, generation
 from dspark_jax.batching import Row
 from dspark_jax.request import Completion, Request
-from dspark_jax.state import block_size
 from infer.engine import Engine, Run
 
+TURN = 0.1
+"""Seconds that an engine decodes before the next one does."""
 
-def closed_loop(engine: Engine, requests: Sequence[Request]) -> Run:
-    """Decodes while all slots are busy.
 
-    A slot that is done gets the next request at once. The run ends when the last request would be
-    begun, so that no slot was empty before; what the rows have made until then counts. Prefill is
-    part of its time, and compiling is not if the engine is warm.
+def closed_loops(engines: Sequence[Engine], requests: Sequence[Request]) -> list[Run]:
+    """Each engine decodes the requests while all of its slots are busy.
+
+    A slot that is done gets the next request at once. All end when one of the engines would begin
+    its last request, so that no slot was empty before; what the rows have made until then counts.
+    Prefill is part of the time of a run, and compiling is not if the engine is warm.
+
+    The engines take turns of `TURN` seconds: a moment in which the machine is slow hits all alike.
     """
-    rows: dict[int, Row] = {}
-    left = len(requests)
-    begin = time.perf_counter()
-    for step in batching.serve(
-        engine.pair.models,
-        requests,
-        engine.shape,
-        engine.cfg,
-        engine.pair.tokenizer.decode,
-        facts=engine.facts,
-    ):
-        rows |= {row.number: row for row in step}
-        left -= sum(row.finish_reason is not None for row in step)
-        if left <= engine.shape.rows:
-            break
-    seconds = time.perf_counter() - begin
-    ordered = [rows[number] for number in sorted(rows)]
-    return Run(
-        [row.request for row in ordered],
-        [generation.completion(row, engine.pair, engine.cfg, engine.facts) for row in ordered],
-        seconds,
-    )
+    loops = [_Loop(engine, requests) for engine in engines]
+    while not any(loop.done for loop in loops):
+        for loop in loops:
+            loop.go_on(TURN)
+    return [loop.run() for loop in loops]
+
+
+class _Loop:
+    """One engine's requests, decoded a little at a time."""
+
+    def __init__(self, engine: Engine, requests: Sequence[Request]):
+        self._engine, self._left = engine, len(requests)
+        self._steps = batching.serve(
+            engine.pair.models,
+            requests,
+            engine.shape,
+            engine.cfg,
+            engine.pair.tokenizer.decode,
+            facts=engine.facts,
+        )
+        self._rows: dict[int, Row] = {}
+        self._seconds = 0.0
+        self.done = False
+
+    def go_on(self, seconds: float) -> None:
+        """Decodes for so long, at least a step, and to the end of that."""
+        begin = time.perf_counter()
+        for step in self._steps:
+            self._rows |= {row.number: row for row in step}
+            self._left -= sum(row.finish_reason is not None for row in step)
+            self.done = self._left <= self._engine.shape.rows
+            if self.done or time.perf_counter() - begin >= seconds:
+                break
+        self._seconds += time.perf_counter() - begin
+
+    def run(self) -> Run:
+        """What has been decoded."""
+        pair, cfg, facts = self._engine.pair, self._engine.cfg, self._engine.facts
+        rows = [self._rows[number] for number in sorted(self._rows)]
+        return Run(
+            [row.request for row in rows],
+            [generation.completion(row, pair, cfg, facts) for row in rows],
+            self._seconds,
+        )
 
 
 def varied(prompts: Sequence[Request], count: int, seed: int) -> list[Request]:
@@ -71,15 +97,11 @@ class Rounds:
     """Mean tokens that the target read in such a round for a row, its anchor included."""
 
 
-def rounds_by_drafts(engine: Engine, completions: Iterable[Completion]) -> dict[int, Rounds]:
-    """By drafts k of the round; under `delayed`, where k varies, the config must have `trace`."""
-    always = block_size(engine.pair.models, engine.cfg)
+def rounds_by_drafts(completions: Iterable[Completion]) -> dict[int, Rounds]:
+    """By drafts k of the round, which varies under `delayed`."""
     found: dict[int, list[int]] = collections.defaultdict(list)
     for c in completions:
-        drafts = [always] * len(c.verified_lengths)
-        if engine.cfg.policy == "delayed":
-            drafts = [len(block) for block in c.confidence_logits or ()]
-        for k, verified in zip(drafts, c.verified_lengths, strict=True):
+        for k, verified in zip(c.drafted_lengths, c.verified_lengths, strict=True):
             found[k].append(1 + verified)
     return {k: Rounds(len(n), statistics.fmean(n)) for k, n in sorted(found.items())}
 

@@ -3,9 +3,9 @@
 python -m infer.loadtest --output DIR [--concurrencies 1 2 4 8]
 
 A closed loop: as many slots as requests at once, and a slot that is done gets the next request, of
-another length. All policies decode the same requests, one policy after the other within a repeat,
-so that a slow minute of the machine hits all alike; every repeat has requests of its own. What the
-rounds of the policies cost is measured once for each concurrency. Writes DIR/loadtest.json and two
+another length. All policies decode the same requests, in turns of a tenth of a second, so that a
+slow moment of the machine hits all alike; every repeat has requests of its own. What the rounds of
+the policies cost is measured once for each concurrency. Writes DIR/loadtest.json and two
 pictures, and prints a table.
 """
 
@@ -15,7 +15,7 @@ import dataclasses
 import json
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any, Literal
@@ -67,9 +67,9 @@ class Settings:
     )
     """Those of infer.generate that are compared."""
     requests_per_slot: int = 4
-    """Requests of a run, for each slot; the run ends when none is left to begin."""
+    """Requests of a repeat, for each slot: enough for the fastest policy, with which it ends."""
     requests: int = 64
-    """Least requests of a run, so that it is not too short to time where slots are few."""
+    """Least requests of a repeat, so that it is not too short to time where slots are few."""
     max_new_tokens: int = 64
     """Most tokens of a request; each has a limit of its own, from half of it."""
     temperature: float = 1.0
@@ -122,7 +122,7 @@ class Settings:
         pictures.require_matplotlib()
 
     def count(self, rows: int) -> int:
-        """Requests of a run with so many slots."""
+        """Requests of a repeat with so many slots."""
         return max(self.requests, self.requests_per_slot * rows)
 
     @property
@@ -154,13 +154,15 @@ def run(settings: Settings) -> None:
     if settings.calibration is not None:
         scale = facts.read_scale(settings.calibration, target, draft, pair.models)
     shape = batch_shape.plan(pair.models, asked, max(settings.concurrencies))
-    facts.require_memory(pair.models, shape, lazy="delayed" in settings.policies)
+    facts.require_memory(
+        pair.models, shape, lazy="delayed" in settings.policies, batches=len(settings.policies)
+    )
 
     results: list[Result] = []
     ratios: list[Ratio] = []
     tables: dict[int, CostTable] = {}
-    total = len(settings.concurrencies) * settings.repeats * len(configs)
-    with tqdm(total=total, unit="run", disable=None) as bar:
+    total = len(settings.concurrencies) * settings.repeats
+    with tqdm(total=total, unit="repeat", disable=None) as bar:
         for rows in settings.concurrencies:
             bar.set_postfix(concurrency=rows)
             here = dataclasses.replace(shape, rows=rows)
@@ -168,7 +170,7 @@ def run(settings: Settings) -> None:
             engines = [
                 make_engine(pair, here, cfg, Facts(table, scale)) for cfg in configs.values()
             ]
-            runs = measure(settings, engines, asked, lambda: bar.update() and None)
+            runs = measure(settings, engines, asked, bar)
             results += [summarise(*x, table) for x in zip(engines, runs, strict=True)]
             ratios = load_report.compare(results)
             write(settings, results, ratios, tables)
@@ -207,14 +209,13 @@ def build_requests(settings: Settings, lines: Sequence[Line], pair: Pair) -> lis
 def config(
     settings: Settings, models: Models, asked: Sequence[Request], policy: Policy
 ) -> DecodeConfig:
-    """Of a policy; `delayed` logs how much it drafts."""
+    """Of a policy."""
     return generation.decode_config(
         models,
         asked,
         policy=policy,
         threshold=settings.confidence_threshold if policy == "threshold" else None,
         ignore_stop=settings.ignore_eos,
-        trace=policy == "delayed",
     )
 
 
@@ -222,9 +223,7 @@ def measure_costs(models: Models, shape: BatchShape, configs: Sequence[DecodeCon
     """Costs of all rounds that one of the policies may run."""
     kinds = sorted({plan for cfg in configs for plan in plans_of(models, cfg, shape.rows)})
     print(f"{shape.rows} rows: timing {len(kinds)} kinds of rounds, then policies", file=sys.stderr)
-    # With the trace of `delayed`, whose executables then are compiled already.
-    cfg = dataclasses.replace(configs[0], trace=True)
-    return facts.measure_costs(models, shape, cfg, kinds)
+    return facts.measure_costs(models, shape, configs[0], kinds)
 
 
 def make_engine(pair: Pair, shape: BatchShape, cfg: DecodeConfig, known: Facts) -> Engine:
@@ -236,28 +235,24 @@ def make_engine(pair: Pair, shape: BatchShape, cfg: DecodeConfig, known: Facts) 
 
 
 def measure(
-    settings: Settings,
-    engines: Sequence[Engine],
-    asked: Sequence[Request],
-    ran: Callable[[], None],
+    settings: Settings, engines: Sequence[Engine], asked: Sequence[Request], bar: tqdm
 ) -> list[list[Run]]:
-    """Runs of each engine, a repeat each; `ran` is called after every one."""
+    """Runs of each engine, one a repeat."""
     for engine in engines:
         engine.warm_up(refill=True)
     count = settings.count(engines[0].shape.rows)
-    runs: list[list[Run]] = [[] for _ in engines]
+    repeats = []
     for repeat in range(settings.repeats):
         own = asked[repeat * count : (repeat + 1) * count]
-        for engine, made in zip(engines, runs, strict=True):
-            made.append(load.closed_loop(engine, own))
-            ran()
-    return runs
+        repeats.append(load.closed_loops(engines, own))
+        bar.update()
+    return [list(runs) for runs in zip(*repeats, strict=True)]
 
 
 def summarise(engine: Engine, runs: Sequence[Run], table: CostTable) -> Result:
     """The figures of a policy; times its drafting and its scheduling."""
     completions = [c for run in runs for c in run.completions]
-    rounds = load.rounds_by_drafts(engine, completions)
+    rounds = load.rounds_by_drafts(completions)
     models, cfg, shape = engine.pair.models, engine.cfg, engine.shape
     speeds = tuple(run.tokens / run.seconds for run in runs)
     verified = [1 + n for c in completions for n in c.verified_lengths]

@@ -165,6 +165,7 @@ def test_stop_strings_end_a_completion(tiny_pair):
     assert (found.finish_reason, found.stopped_at) == ("stop", stop)
     assert 1 + sum(found.accepted_lengths) == len(found.token_ids)
     assert len(found.accepted_lengths) == len(found.verified_lengths) == len(found.accepted_drafts)
+    assert found.drafted_lengths == [3] * len(found.accepted_lengths)
     assert all(found.accepted_lengths)
     assert tokens(beside) == tokens(decoded(models, others, cfg))
     done = generation.completion(found, pair(models), cfg)
@@ -230,6 +231,64 @@ def facts(models, rows, cost):
     return Facts(CostTable(rows, {plan: cost(plan) for plan in choices}))
 
 
+def only(models, rows, chosen):
+    """Facts by which one plan alone pays."""
+    return facts(models, rows, lambda plan: 1.0 if plan == chosen else 1e9)
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_nothing_compiles_after_warm_up_of_a_lazy_drafter(tiny_pair, drafts):
+    models = tiny_pair("vanilla")
+    requests = mixed_requests()
+    cfg = config(models, requests, policy="delayed")
+    shape = BatchShape(rows=2, length=96, chunk=8)
+    known = only(models, 2, plans.whole(2, drafts))
+    batching.warm_up(models, shape, cfg, refill=True, facts=known)
+    programs = (
+        *(decode.decode_rounds, decode.catch_up, prefill.read, prefill.catch_up),
+        *(batching._read_prompts, batching._seat),
+    )
+    compiled = [program._cache_size() for program in programs]
+    rows = decoded(models, requests, cfg, shape=shape, facts=known)
+    assert {n for row in rows for n in row.drafted_lengths} == {drafts}
+    assert [program._cache_size() for program in programs] == compiled
+
+
+@pytest.mark.parametrize("caught_up", [False, True])
+def test_a_newcomer_of_a_lazy_drafter_is_taken_in_later(tiny_pair, caught_up):
+    """Whether or not the drafter had seen its prompt, which other samples of it may have needed."""
+    models = tiny_pair("vanilla")
+    first, second, third = (
+        Request([3, n, 5, *range(n)], max_new_tokens=limit)
+        for n, limit in ((4, 3), (9, 40), (12, 40))
+    )
+    shape = BatchShape(rows=2, length=64, chunk=8)
+    cfg = config(models, [first, second, third], policy="delayed")
+    known = only(models, 2, Plan(0, 2))
+    batch = Batch(models, shape, cfg, text_of, [Row(0, first), Row(1, second)], known)
+    while not batch.free:
+        batch.run(4, until_free=True)
+    assert batch.free == [0]
+    if caught_up:
+        batch.reader.read_on(third.token_ids)
+        batch.reader.catch_up()
+    assert batch.admit(Row(2, third))
+    batch.run(5)
+    assert batch._state.backlog.taken.tolist() == [0, 0]
+    found = decode.catch_up(models, batch._state)
+    held = found.position.tolist()
+    assert found.backlog.taken.tolist() == held
+    texts = [[*row.request.token_ids, *row.token_ids] for _, row in sorted(batch.rows.items())]
+    rows = [
+        Row(n, Request(text[:size])) for n, (text, size) in enumerate(zip(texts, held, strict=True))
+    ]
+    fixed = config(models, [row.request for row in rows], policy="fixed")
+    fresh = Batch(models, shape, fixed, text_of, rows)._state
+    for a, b in zip(*map(jax.tree.leaves, (found.draft_cache, fresh.draft_cache)), strict=True):
+        for row, size in enumerate(held):
+            np.testing.assert_allclose(a[row, :, :size], b[row, :, :size], atol=2e-4)
+
+
 @pytest.mark.slow
 def test_every_plan_leaves_greedy_text_alone(tiny_pair):
     """Each of them in turn is the only one that pays: rows take part in passes of any room."""
@@ -239,8 +298,7 @@ def test_every_plan_leaves_greedy_text_alone(tiny_pair):
     cfg = config(models, requests, policy="delayed", trace=True)
     verified = {}
     for chosen in plans.ladder(3, 3):
-        known = facts(models, 3, lambda plan, chosen=chosen: 1.0 if plan == chosen else 1e9)
-        rows = decoded(models, requests, cfg, facts=known)
+        rows = decoded(models, requests, cfg, facts=only(models, 3, chosen))
         assert tokens(rows) == plain
         assert {len(z) for row in rows for z in row.confidence_logits} <= {chosen.drafts}
         verified[chosen] = sum(sum(row.verified_lengths) for row in rows)

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import statistics
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from dspark_jax.costs import CostTable
 from dspark_jax.io import cli
 from dspark_jax.plans import Plan
 from dspark_jax.request import Completion, Request
-from dspark_jax.state import DecodeConfig
 from infer import load, load_report, loadtest, stages
 from infer.engine import Engine
 from infer.load import Rounds
@@ -54,19 +52,15 @@ def test_the_interval_by_hand():
     assert load.paired_ratio([3.0], [2.0]) == load.Ratio(1.5, None, None, (1.5,))
 
 
-def completion(verified, logits=None):
-    return Completion(1, [0], "", "length", [], verified, [], None, logits)
+def completion(drafted, verified):
+    return Completion(1, [0], "", "length", [], verified, [], None, None, drafted_lengths=drafted)
 
 
-def test_rounds_by_drafts(tiny_pair):
-    models = tiny_pair("vanilla")
-    pair = SimpleNamespace(models=models)
-    found = [completion([3, 1]), completion([2])]
-    fixed = load.rounds_by_drafts(Engine(pair, None, DecodeConfig(policy="fixed")), found)
+def test_rounds_by_drafts():
+    fixed = load.rounds_by_drafts([completion([3, 3], [3, 1]), completion([3], [2])])
     assert fixed == {3: Rounds(3, 3.0)}
     assert load.mean_drafts(fixed) == 3
-    traced = [completion([0, 1], [[], [0.5]]), completion([3, 1], [[1.0] * 3, [2.0] * 3])]
-    delayed = load.rounds_by_drafts(Engine(pair, None, DecodeConfig(policy="delayed")), traced)
+    delayed = load.rounds_by_drafts([completion([0, 1], [0, 1]), completion([3, 3], [3, 1])])
     assert delayed == {0: Rounds(1, 1.0), 1: Rounds(1, 2.0), 3: Rounds(2, 3.0)}
     assert load.mean_drafts(delayed) == 7 / 4
     assert load.mean_drafts({}) is None
@@ -141,7 +135,7 @@ def test_the_loop_ends_when_a_slot_stays_empty(folders):
     engine.warm_up(refill=True)
     programs = (decode.decode_rounds, prefill.prefill, prefill.read, batching._seat)
     compiled = [program._cache_size() for program in programs]
-    made = load.closed_loop(engine, asked)
+    (made,) = load.closed_loops([engine], asked)
     assert [program._cache_size() for program in programs] == compiled
     assert made.requests == asked[:5]
     lengths = [len(c.token_ids) for c in made.completions]
@@ -151,6 +145,25 @@ def test_the_loop_ends_when_a_slot_stays_empty(folders):
     for n, found in enumerate(made.completions):
         tokens = continuation(str(n), len(found.token_ids))
         assert found.token_ids == [IDS[token] for token in tokens]
+
+
+def test_loops_take_turns_and_end_together(folders, monkeypatch):
+    """A step each: the second is not further than the first when that is done."""
+    monkeypatch.setattr(load, "TURN", 0.0)
+    pair = generation.load(folders.target, folders.draft)
+    asked = [Request([IDS["1"], IDS[str(n)]], max_new_tokens=9) for n in range(8)]
+    cfg = generation.decode_config(pair.models, asked, policy="fixed")
+    engine = Engine(pair, batch_shape.plan(pair.models, asked, 2), cfg)
+    runs = load.closed_loops([engine, engine.plain()], asked)
+    ended = [sum(len(c.token_ids) == 9 for c in run.completions) for run in runs]
+    assert max(ended) == 6  # the last two would be begun
+    assert min(ended) >= 4
+    for run in runs:
+        assert run.requests == asked[: len(run.requests)]
+        assert run.seconds > 0
+        for n, found in enumerate(run.completions):
+            tokens = continuation(str(n), len(found.token_ids))
+            assert found.token_ids == [IDS[token] for token in tokens]
 
 
 @pytest.mark.slow
