@@ -19,7 +19,14 @@ from dspark_jax.drafters.kinds import AnyDrafter, kind_of
 from dspark_jax.io import config_json, dialects, files, layouts, model_config
 from dspark_jax.io.dialects import Layout
 from dspark_jax.io.gguf import GgufFile
-from dspark_jax.io.tensors import Place, Tensors, load_parameters, open_tensors, report_extra
+from dspark_jax.io.tensors import (
+    Place,
+    Tensors,
+    load_parameters,
+    open_tensors,
+    report_extra,
+    require_finite,
+)
 from dspark_jax.params import spec
 from dspark_jax.targets import dense
 from dspark_jax.vocabulary import Vocabulary, columns, from_offsets
@@ -105,6 +112,7 @@ def load_drafter(
         " (markov_head_type and markov_rank in config.json)",
     )
     params = load_parameters(tensors, kind_of(cfg).specs(cfg), layout, dtype, place)
+    require_finite(tensors.path, params, layout)
     params = dataclasses.replace(params, vocabulary=vocabulary)
     report_extra(tensors, layout, known=known)
     return cfg, params

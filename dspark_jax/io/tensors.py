@@ -90,15 +90,12 @@ def load_parameters(
     """Parameters one by one: the host never holds more than one of them beside the devices.
 
     Each device is given its own part only, also where others belong to other hosts.
-
-    Raises:
-      InputError: a tensor is missing, has another shape, or holds what no model computes with.
     """
 
     def one(spec, codec, sharding):
         shapes = codec.shapes(spec.shape)
         parts = [tensors.read(n, s) for n, s in zip(codec.names, shapes, strict=True)]
-        with np.errstate(over="ignore"):  # that is told below
+        with np.errstate(over="ignore"):  # `require_finite` tells
             value = np.asarray(codec.join(parts), dtype=dtype, order="C")  # scalars stay scalars
         if sharding is None:
             return jax.device_put(value)
@@ -106,15 +103,20 @@ def load_parameters(
 
     leaves, treedef = jax.tree.flatten(specs)
     places = [None] * len(leaves) if place is None else treedef.flatten_up_to(place(specs))
-    codecs = jax.tree.leaves(layout)
-    values = [one(*x) for x in zip(leaves, codecs, places, strict=True)]
-    for codec, finite in zip(codecs, jax.device_get([*map(_all_finite, values)]), strict=True):
+    values = [one(*x) for x in zip(leaves, jax.tree.leaves(layout), places, strict=True)]
+    return jax.tree.unflatten(treedef, values)
+
+
+def require_finite(path: Path, params: Any, layout: Any) -> None:
+    """Raises `InputError` with the name of a tensor that holds something else than numbers."""
+    leaves = jax.tree.leaves(params)
+    found = jax.device_get([*map(_all_finite, leaves)])
+    for codec, leaf, finite in zip(jax.tree.leaves(layout), leaves, found, strict=True):
         require(
             bool(finite),
-            f"{tensors.path}: {' and '.join(codec.names)}: NaN or infinity in it as"
-            f" {np.dtype(dtype)}, expected numbers",
+            f"{path}: {' and '.join(codec.names)}: NaN or infinity in it as {leaf.dtype},"
+            " expected numbers",
         )
-    return jax.tree.unflatten(treedef, values)
 
 
 @jax.jit

@@ -85,6 +85,8 @@ def test_what_goes_wrong_in_the_thread_is_raised_where_it_is_waited_for(tiny_pai
     reader = PromptReader(tiny_pair("vanilla"), SHAPE, lazy=False)
     monkeypatch.setattr(prefill, "read", fail)
     assert reader.read_on(SHORT)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        _ = reader.reading
     monkeypatch.undo()
     reader.read_on(LONG)  # goes on from what is not there
     with pytest.raises(RuntimeError, match="out of memory"):
