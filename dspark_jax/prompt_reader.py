@@ -36,7 +36,7 @@ class PromptReader:
     """
 
     def __init__(self, models: Models, shape: BatchShape, *, lazy: bool):
-        self.models, self.shape, self._lazy = models, shape, lazy
+        self.models, self.shape = models, shape
         self._thread = ThreadPoolExecutor(1) if models.mesh is None else None
         self._prompt: list[int] = []  # what is read, and how many chunks of it
         self._chunks = 0
@@ -59,8 +59,8 @@ class PromptReader:
             lengths = self.lengths
 
             def read(reading: Reading) -> Reading:
-                models, cache = self.models, reading.draft_cache
-                if self._lazy:
+                models, cache, lazy = self.models, reading.draft_cache, reading.backlog is not None
+                if lazy:
                     models, reading = without_drafter(models, reading)
                 reading = prefill.read(
                     models,
@@ -71,7 +71,7 @@ class PromptReader:
                     np.int32(stop),
                     chunk=self.shape.chunk,
                 )
-                return dataclasses.replace(reading, draft_cache=cache) if self._lazy else reading
+                return dataclasses.replace(reading, draft_cache=cache) if lazy else reading
 
             self._then(read)
         return stop == total
