@@ -62,7 +62,7 @@ def decode_rounds(
         compiled in.
       length: T, rounds that the log has room for.
       plan: of these rounds; default: all drafts of all rows. With an outlook the loop ends where it
-        wants another plan.
+        wants another plan; rounds without drafts tell nothing new, and are looked at as one.
     Returns:
       The state, the log, and how many rounds were run.
     """
@@ -86,23 +86,15 @@ def decode_rounds(
             state = take_in(models, constants, state, seen, drafting=bool(plan.drafts))
         return t + 1, state, log
 
-    def plain(carry):
-        """A few rounds without drafts, and then a look at what comes next."""
-        start, state, log = carry
-        outlook = state.outlook
-        t, state, log = jax.lax.while_loop(
-            lambda carry: (carry[0] - start < plans.PERIOD) & go_on(carry[0], carry[1]),
-            one_round,
-            (start, dataclasses.replace(state, outlook=None), log),
-        )
-        outlook = plans.look_ahead(outlook, choices, state.active, t - start)
-        return t, dataclasses.replace(state, outlook=outlook), log
-
+    outlook = state.outlook
+    if not plan.drafts:
+        state = dataclasses.replace(state, outlook=None)
     done, state, log = jax.lax.while_loop(
-        lambda carry: go_on(carry[0], carry[1]),
-        one_round if plan.drafts or state.outlook is None else plain,
-        (jnp.int32(0), state, log),
+        lambda carry: go_on(carry[0], carry[1]), one_round, (jnp.int32(0), state, log)
     )
+    if outlook is not None and not plan.drafts:
+        outlook = plans.look_ahead(outlook, choices, state.active, done)
+        state = dataclasses.replace(state, outlook=outlook)
     return pinned(models, state), log, done
 
 
