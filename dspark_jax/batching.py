@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import TypeVar
 
 import jax
@@ -37,6 +37,8 @@ from dspark_jax.state import (
     create_state,
     is_lazy,
     plans_of,
+    put_back,
+    set_aside,
     without_drafter,
 )
 
@@ -130,6 +132,7 @@ class Batch:
             size = block_size(models, cfg)
             self._plan = self._plans[plans.first(shape.rows, size, self._plans, rates)]
         self._behind = is_lazy(cfg)  # the drafter, in some row
+        self._lookout = Lookout(shape.rows)
         self._state, first = self._start(rates)
         first, self._active = self._get((first, self._state.active))
         for place, row in enumerate(rows):
@@ -165,10 +168,10 @@ class Batch:
         If the drafter is behind, it will take in the prompt with all else.
         """
         models, state, reading = self.models, self._state, self.reader.reading
-        cache = state.draft_cache
         if self._behind:
             _, reading = without_drafter(models, reading)
-            models, state = without_drafter(models, state)
+            models, state = set_aside(models, state)
+            self._lookout.newcomers[place] = True
         state, first = _seat(
             models,
             state,
@@ -178,7 +181,7 @@ class Batch:
             *self._columns([row.request]),
             cfg=self.cfg,
         )
-        self._state = dataclasses.replace(state, draft_cache=cache) if self._behind else state
+        self._state = put_back(state, self._state) if self._behind else state
         first, self._active = self._get((first, self._state.active))
         row.begin(*_of_row(first, 0))
         self.rows[place] = row
@@ -192,6 +195,8 @@ class Batch:
         if self._in_halves:
             self._run_halves(rounds, least)
         else:
+            if is_lazy(self.cfg) and not self._plan.drafts and self._lookout.is_due(self.rows):
+                self._look()
             self._run_whole(self._plan, rounds, least)
         return self.settle()
 
@@ -208,11 +213,29 @@ class Batch:
             cfg=self.cfg,
             plan=plan,
         )
-        wanted = None if self._state.outlook is None else self._state.outlook.plan
+        outlook = self._state.outlook
+        wanted = outlook.plan if outlook is not None and plan.drafts else None
         log, done, self._active, wanted = self._get((log, done, self._state.active, wanted))
+        self._lookout.rounds += int(done)
         if wanted is not None:
             self._plan = self._plans[wanted]
+            self._lookout = Lookout(self.shape.rows)
         self._take(jax.tree.map(lambda x: x[:done], log))
+
+    def _look(self) -> None:
+        """Finds out which plan comes next where nothing was drafted."""
+        outlook, quiet = decode.look(
+            self.models,
+            self._state.outlook,
+            self._active,
+            self._lookout.newcomers,
+            np.int32(self._lookout.rounds),
+            cfg=self.cfg,
+        )
+        self._state = dataclasses.replace(self._state, outlook=outlook)
+        wanted, quiet = self._get((outlook.plan, quiet))
+        self._plan = self._plans[wanted]
+        self._lookout = Lookout(self.shape.rows, int(quiet), len(self.rows))
 
     def _run_halves(self, rounds: int, least: int) -> None:
         """Rounds whose pass is picked when the drafts are known: two calls each."""
@@ -258,6 +281,7 @@ class Batch:
         if not is_lazy(self.cfg):
             self._run_whole(self._plan, 0, 1)
             return
+        self._look()
         for plan in self._plans:  # the first is without drafts
             self._run_whole(plan, 0, 1)
 
@@ -318,6 +342,25 @@ class Batch:
                 active = jax.device_put(active, sharding.replicated(self.models.mesh))
             self._state = dataclasses.replace(self._state, active=active)
         return rows
+
+
+class Lookout:
+    """What the host knows of rounds without drafts since it last looked for another plan.
+
+    Args:
+      rows: R.
+      quiet: rounds in which nothing else was expected.
+      seated: requests that there were.
+    """
+
+    def __init__(self, rows: int, quiet: int = 0, seated: int = 0):
+        self.rounds = 0
+        self.newcomers = np.zeros(rows, bool)
+        self._quiet, self._seated = quiet, seated
+
+    def is_due(self, rows: Sized) -> bool:
+        """Whether to look again, with these rows occupied."""
+        return self.rounds >= self._quiet or len(rows) != self._seated
 
 
 def warm_up(

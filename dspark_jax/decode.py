@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from dspark_jax import plans
-from dspark_jax.plans import Plan, whole
+from dspark_jax.plans import Outlook, Plan, whole
 from dspark_jax.rounds import (
     Proposal,
     RoundLog,
@@ -36,7 +36,8 @@ from dspark_jax.state import (
     logs_confidences,
     pinned,
     plans_of,
-    without_drafter,
+    put_back,
+    set_aside,
 )
 
 ROUNDS_PER_CALL = 64
@@ -62,7 +63,7 @@ def decode_rounds(
         compiled in.
       length: T, rounds that the log has room for.
       plan: of these rounds; default: all drafts of all rows. With an outlook the loop ends where it
-        wants another plan; rounds without drafts tell nothing new, and are looked at as one.
+        wants another plan.
     Returns:
       The state, the log, and how many rounds were run.
     """
@@ -86,15 +87,9 @@ def decode_rounds(
             state = take_in(models, constants, state, seen, drafting=bool(plan.drafts))
         return t + 1, state, log
 
-    outlook = state.outlook
-    if not plan.drafts:
-        state = dataclasses.replace(state, outlook=None)
     done, state, log = jax.lax.while_loop(
         lambda carry: go_on(carry[0], carry[1]), one_round, (jnp.int32(0), state, log)
     )
-    if outlook is not None and not plan.drafts:
-        outlook = plans.look_ahead(outlook, choices, state.active, done)
-        state = dataclasses.replace(state, outlook=outlook)
     return pinned(models, state), log, done
 
 
@@ -107,13 +102,41 @@ def run_plan(
     cfg: DecodeConfig,
     plan: Plan,
 ) -> tuple[DecodeState, RoundLog, jax.Array]:
-    """`decode_rounds`, without the drafter where a lazy one has nothing to do."""
+    """`decode_rounds`, without what idles where a lazy drafter has nothing to do.
+
+    Rounds without drafts tell nothing about drafts: `look` is due when they have been many.
+    """
     if state.backlog is None or plan.drafts:
         return decode_rounds(models, state, rounds, least, cfg=cfg, plan=plan)
-    cache = state.draft_cache
-    models, state = without_drafter(models, state)
-    state, log, done = decode_rounds(models, state, rounds, least, cfg=cfg, plan=plan)
-    return dataclasses.replace(state, draft_cache=cache), log, done
+    bare_models, bare = set_aside(models, state)
+    bare, log, done = decode_rounds(bare_models, bare, rounds, least, cfg=cfg, plan=plan)
+    return put_back(bare, state), log, done
+
+
+@functools.partial(jax.jit, static_argnames="cfg", donate_argnames="outlook")
+def look(
+    models: Models,
+    outlook: Outlook,
+    active: jax.Array,
+    newcomers: jax.Array,
+    rounds: jax.Array,
+    *,
+    cfg: DecodeConfig,
+) -> tuple[Outlook, jax.Array]:
+    """Chooses the next plan behind rounds without drafts, which `run_plan` ran.
+
+    Args:
+      active: [R] rows of the next round.
+      newcomers: [R] rows in which another request sits since the last look.
+      rounds: since the last look.
+    Returns:
+      The outlook, and for how many more rounds without drafts it will want no other plan as long
+      as the rows are the same.
+    """
+    choices = plans_of(models, cfg, len(active))
+    outlook = plans.forget_rows(outlook, newcomers)
+    outlook, quiet = plans.look_again(outlook, choices, active, rounds)
+    return pinned(models, outlook), quiet
 
 
 @functools.partial(jax.jit, donate_argnames="state")

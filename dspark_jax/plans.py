@@ -111,9 +111,9 @@ def first(rows: int, most: int, plans: Sequence[Plan], rates: jax.Array) -> jax.
     return best_plan(chances, rates, plans, jnp.ones(rows, bool))[0]
 
 
-def forget_row(outlook: Outlook, row: jax.Array) -> Outlook:
-    """Another request sits in the row now."""
-    return dataclasses.replace(outlook, seen=outlook.seen.at[row].set(0))
+def forget_rows(outlook: Outlook, rows: jax.Array) -> Outlook:
+    """Other requests sit in the rows [R] now."""
+    return dataclasses.replace(outlook, seen=jnp.where(rows[:, None], 0, outlook.seen))
 
 
 def best_plan(
@@ -148,9 +148,7 @@ def best_plan(
     return jnp.argmax(speeds).astype(jnp.int32), speeds
 
 
-def look_ahead(
-    outlook: Outlook, plans: Sequence[Plan], active: jax.Array, rounds: jax.Array | int = 1
-) -> Outlook:
+def look_ahead(outlook: Outlook, plans: Sequence[Plan], active: jax.Array) -> Outlook:
     """Chooses the plan of the next round from the rounds that `outlook` has seen.
 
     Called in front of `observe`, so that the last round's confidences are not among them and the
@@ -161,20 +159,34 @@ def look_ahead(
     shows how it is. Trials become rarer, until one leads to longer drafts that last.
 
     Only every few rounds, behind a trial and for some rounds behind a change are plans compared.
-
-    Args:
-      rounds: of one plan, with this the last, since the last call.
     """
-    outlook = dataclasses.replace(
-        outlook, held=outlook.held + rounds, waited=outlook.waited + rounds
-    )
+    outlook = _later(outlook, 1)
     young = outlook.held <= PERIOD
-    due = young | (outlook.held % PERIOD < rounds) | (outlook.plan != outlook.best)
-    compare = functools.partial(_compare, plans=plans, active=active)
-    return jax.lax.cond(due, compare, lambda same: same, outlook)
+    due = young | (outlook.held % PERIOD == 0) | (outlook.plan != outlook.best)
+    return jax.lax.cond(
+        due, lambda old: _compare(old, plans, active)[0], lambda same: same, outlook
+    )
 
 
-def _compare(outlook: Outlook, plans: Sequence[Plan], active: jax.Array) -> Outlook:
+def look_again(
+    outlook: Outlook, plans: Sequence[Plan], active: jax.Array, rounds: jax.Array | int
+) -> tuple[Outlook, jax.Array]:
+    """`look_ahead` behind so many rounds without drafts at once.
+
+    Returns also how many more of them may pass before a trial is due. Until then a look would find
+    nothing else, unless other rows are active.
+    """
+    return _compare(_later(outlook, rounds), plans, active)
+
+
+def _later(outlook: Outlook, rounds: jax.Array | int) -> Outlook:
+    return dataclasses.replace(outlook, held=outlook.held + rounds, waited=outlook.waited + rounds)
+
+
+def _compare(
+    outlook: Outlook, plans: Sequence[Plan], active: jax.Array
+) -> tuple[Outlook, jax.Array]:
+    """The outlook with the plan that is best now, and how many rounds a trial has yet to wait."""
     confidence = jnp.where(outlook.seen > 0, outlook.confidence, outlook.typical)
     drafts = jnp.array([plan.drafts for plan in plans], jnp.int32)
     idle = jnp.arange(confidence.shape[1]) >= drafts[outlook.best]
@@ -184,13 +196,15 @@ def _compare(outlook: Outlook, plans: Sequence[Plan], active: jax.Array) -> Outl
     trial, hoped = choose(jnp.cumprod(jnp.where(idle, 1.0, confidence), axis=1))
     differs = (drafts[trial] > drafts[best]) & (hoped[trial] > MARGIN * hoped[best])
     rates = outlook.rates
-    due = differs & (outlook.waited * rates[trial] >= outlook.patience * rates[best])
+    wait = outlook.patience * rates[best] / rates[trial] - outlook.waited
+    due = differs & (wait <= 0)
+    quiet = jnp.ceil(jnp.where(differs, jnp.minimum(wait, MOST_PATIENCE), MOST_PATIENCE))
     held = jnp.where(best == outlook.best, outlook.held, 0)
     lasting = (held >= PERIOD) & (drafts[best] > outlook.base)
     patience = jnp.where(lasting, PATIENCE, outlook.patience)
     # What a trial shows counts alone, and not as one of many rounds.
     fresh = due & idle
-    return dataclasses.replace(
+    outlook = dataclasses.replace(
         outlook,
         seen=jnp.where(fresh, 0, outlook.seen),
         observed=jnp.where(fresh, 0, outlook.observed),
@@ -201,6 +215,7 @@ def _compare(outlook: Outlook, plans: Sequence[Plan], active: jax.Array) -> Outl
         base=jnp.where(due, drafts[best], outlook.base),
         patience=jnp.where(due, jnp.minimum(2 * patience, MOST_PATIENCE), patience),
     )
+    return outlook, quiet.astype(jnp.int32)
 
 
 def observe(outlook: Outlook, confidence: jax.Array, active: jax.Array) -> Outlook:

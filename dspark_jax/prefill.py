@@ -160,7 +160,7 @@ def seat(
     outlook = state.outlook
     state = jax.tree.map(put, dataclasses.replace(state, outlook=None), newcomer)
     if outlook is not None:
-        outlook = plans.forget_row(outlook, row)
+        outlook = plans.forget_rows(outlook, jnp.arange(len(state.anchor)) == row)
     return pinned(models, dataclasses.replace(state, outlook=outlook)), first
 
 

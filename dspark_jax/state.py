@@ -229,6 +229,17 @@ def without_drafter(models: Models, carried: Carried) -> tuple[Models, Carried]:
     return dataclasses.replace(models, drafter=None), dataclasses.replace(bare, draft_cache=())
 
 
+def set_aside(models: Models, state: DecodeState) -> tuple[Models, DecodeState]:
+    """`without_drafter`, and without the outlook, which rounds without drafts leave as it is."""
+    models, state = without_drafter(models, state)
+    return models, dataclasses.replace(state, outlook=None)
+
+
+def put_back(state: DecodeState, whole: DecodeState) -> DecodeState:
+    """The state that goes on from one of `set_aside`, with what the whole one had beside it."""
+    return dataclasses.replace(state, draft_cache=whole.draft_cache, outlook=whole.outlook)
+
+
 def logs_confidences(models: Models, cfg: DecodeConfig) -> bool:
     """Whether rounds log confidences; a drafter without a head for them has none."""
     return cfg.trace and models.drafter_config is not None and models.drafter_config.confidence_head

@@ -129,8 +129,11 @@ def _draft(
 def schedule_seconds(
     models: Models, cfg: DecodeConfig, rows: int, table: CostTable, drafts: int
 ) -> float:
-    """Time of deciding which of R rows of `drafts` drafts are verified, and of planning ahead."""
-    if cfg.policy in ("none", "fixed"):
+    """Time of deciding which of R rows of `drafts` drafts are verified, and of planning ahead.
+
+    Where nothing is drafted there is nothing to decide, and plans are looked at between calls.
+    """
+    if cfg.policy in ("none", "fixed") or drafts == 0:
         return 0.0
     size, choices = block_size(models, cfg), plans_of(models, cfg, rows)
     confidences = jax.random.uniform(jax.random.key(0), (SAMPLES, rows, drafts))
@@ -166,7 +169,7 @@ def _schedule(
         lengths = scheduler.schedule(
             confidence,
             sps,
-            policy=cfg.policy if drafts else "none",
+            policy=cfg.policy,
             active=active,
             threshold=cfg.threshold,
             capacity=sizes[len(sizes) // 2],

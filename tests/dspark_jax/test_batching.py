@@ -246,7 +246,7 @@ def test_nothing_compiles_after_warm_up_of_a_lazy_drafter(tiny_pair, drafts):
     batching.warm_up(models, shape, cfg, refill=True, facts=known)
     programs = (
         *(decode.decode_rounds, decode.catch_up, prefill.read, prefill.catch_up),
-        *(batching._read_prompts, batching._seat),
+        *(decode.look, batching._read_prompts, batching._seat),
     )
     compiled = [program._cache_size() for program in programs]
     rows = decoded(models, requests, cfg, shape=shape, facts=known)
@@ -287,6 +287,52 @@ def test_a_newcomer_of_a_lazy_drafter_is_taken_in_later(tiny_pair, caught_up):
     for a, b in zip(*map(jax.tree.leaves, (found.draft_cache, fresh.draft_cache)), strict=True):
         for row, size in enumerate(held):
             np.testing.assert_allclose(a[row, :, :size], b[row, :, :size], atol=2e-4)
+
+
+def test_rounds_without_drafts_are_looked_at_when_a_trial_is_due(tiny_pair, monkeypatch):
+    """Drafts of an untrained pair are given up at once, and tried again behind many rounds."""
+    models = tiny_pair("vanilla")
+    requests = [Request([3, n], max_new_tokens=41, seed=n) for n in range(8)]
+    cfg = config(models, requests, policy="delayed")
+    known = facts(models, 1, lambda plan: 2.0 if plan.drafts else 1.0)
+    look, looks = decode.look, []
+
+    def counted(*args, **kwargs):
+        found, quiet = look(*args, **kwargs)
+        looks.append((int(args[4]), int(found.waited), int(quiet)))
+        return found, quiet
+
+    monkeypatch.setattr(decode, "look", counted)
+    shape = BatchShape(rows=1, length=64, chunk=8)
+    rows = decoded(models, requests, cfg, shape=shape, facts=known)
+    drafted = [n for row in rows for n in row.drafted_lengths]
+    first = drafted.index(0)
+    trial = next(i for i in range(first, len(drafted)) if drafted[i])
+    # A round of drafts takes two: no sooner than that, and in the first call behind it.
+    due = 2 * plans.PATIENCE
+    assert due <= trial < due + 40
+    assert drafted[trial + 1] == 0
+    # Behind the first drafts, when the trial is due, and behind it; requests in between are none.
+    assert len(looks) == 3
+    assert looks[0][0] == looks[2][0] == 0
+    assert looks[1][0] >= looks[0][2]
+
+
+def test_a_look_forgets_rows_of_others(tiny_pair):
+    models = tiny_pair("vanilla")
+    first, second, third = (Request([3, n], max_new_tokens=n) for n in (4, 20, 20))
+    cfg = config(models, [first, second, third], policy="delayed")
+    shape = BatchShape(rows=2, length=64, chunk=8)
+    known = only(models, 2, Plan(0, 2))
+    batch = Batch(models, shape, cfg, text_of, [Row(0, first), Row(1, second)], known)
+    while not batch.free:
+        batch.run(4, until_free=True)
+    outlook = batch._state.outlook
+    outlook = dataclasses.replace(outlook, seen=jnp.full_like(outlook.seen, 7))
+    batch._state = dataclasses.replace(batch._state, outlook=outlook)
+    assert batch.admit(Row(2, third))
+    batch._look()
+    assert batch._state.outlook.seen.tolist() == [[0, 0, 0], [7, 7, 7]]
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The choice of the next round: against loops, and as a story told by hand."""
 
+import functools
 import itertools
 
 import jax
@@ -84,7 +85,8 @@ def test_observe_is_a_running_mean():
 def test_rows_are_forgotten():
     outlook = plans.create_outlook(2, 3, plans.ladder(2, 3), jnp.ones(len(plans.ladder(2, 3))))
     outlook = plans.observe(outlook, jnp.full((2, 3), 0.2), np.array([True, True]))
-    assert plans.forget_row(outlook, jnp.int32(1)).seen.tolist() == [[1, 1, 1], [0, 0, 0]]
+    forgotten = plans.forget_rows(outlook, np.array([False, True]))
+    assert forgotten.seen.tolist() == [[1, 1, 1], [0, 0, 0]]
 
 
 class Story:
@@ -137,6 +139,29 @@ def test_bad_drafts_are_given_up_and_tried_again():
     assert easy[start + 1 :][: PERIOD - 1] == [0] * (PERIOD - 1)
     assert set(easy[start + 1 + PERIOD :]) == {2}
     assert int(story.outlook.patience) == PATIENCE
+
+
+def test_one_look_behind_many_rounds_finds_what_many_would():
+    """With a trial on the very round on which it is due, which looks at a period miss by some."""
+    story = Story([1.0, 2 / 3])
+    story.rounds(PERIOD, 0.2)
+    look = functools.partial(plans.look_again, plans=story.choices, active=jnp.array([True]))
+    outlook, quiet = look(story.outlook, rounds=0)
+    assert int(outlook.plan) == 0
+    # As long as so many rounds with drafts, since there was no trial before.
+    assert int(quiet) == 1.5 * PATIENCE - PERIOD
+    outlook, left = look(outlook, rounds=quiet - 1)
+    assert (int(outlook.plan), int(left)) == (0, 1)
+    outlook, _ = look(outlook, rounds=1)
+    assert (int(outlook.plan), int(outlook.waited), int(outlook.patience)) == (1, 0, 2 * PATIENCE)
+    first = story.rounds(3 * PATIENCE, 0.2).index(2)
+    assert int(quiet) <= first < int(quiet) + PERIOD
+
+
+def test_where_no_trial_could_pay_none_is_waited_for():
+    story = Story([1.0, 0.25])
+    outlook, quiet = plans.look_again(story.outlook, story.choices, jnp.array([True]), 10**6)
+    assert (int(outlook.plan), int(quiet)) == (0, MOST_PATIENCE)
 
 
 def test_a_lucky_trial_is_found_out_at_once():
