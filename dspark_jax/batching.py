@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import jax
@@ -195,7 +195,8 @@ class Batch:
         if self._in_halves:
             self._run_halves(rounds, least)
         else:
-            if is_lazy(self.cfg) and not self._plan.drafts and self._lookout.is_due(self.rows):
+            idle = is_lazy(self.cfg) and not self._plan.drafts
+            if idle and self._lookout.is_due(len(self.rows)):
                 self._look()
             self._run_whole(self._plan, rounds, least)
         return self.settle()
@@ -358,9 +359,9 @@ class Lookout:
         self.newcomers = np.zeros(rows, bool)
         self._quiet, self._seated = quiet, seated
 
-    def is_due(self, rows: Sized) -> bool:
-        """Whether to look again, with these rows occupied."""
-        return self.rounds >= self._quiet or len(rows) != self._seated
+    def is_due(self, seated: int) -> bool:
+        """Whether to look again, with so many requests."""
+        return self.rounds >= self._quiet or seated != self._seated
 
 
 def warm_up(

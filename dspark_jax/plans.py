@@ -19,8 +19,12 @@ import jax.numpy as jnp
 from flax import struct
 
 PATIENCE = 64
-"""Until a plan that would win if the drafts were good is tried, at first. Counted in rounds of
-that plan, so that trials take the same part of the time however long they are."""
+"""Until a plan that would win if the drafts were good is tried, at first. Counted in trials of
+that plan, so that they take the same part of the time however long they are."""
+CHANGE = 0.008
+"""Seconds that a trial takes beside its round: a call that ends for it, one that brings the drafter
+up to date, one of a single round, two looks. Measured on two slow cores at one row (docs/log.md);
+where rounds are long it does not matter."""
 MOST_PATIENCE = 1024
 """It doubles whenever that was in vain, up to this."""
 PRIOR = 0.7
@@ -196,7 +200,7 @@ def _compare(
     trial, hoped = choose(jnp.cumprod(jnp.where(idle, 1.0, confidence), axis=1))
     differs = (drafts[trial] > drafts[best]) & (hoped[trial] > MARGIN * hoped[best])
     rates = outlook.rates
-    wait = outlook.patience * rates[best] / rates[trial] - outlook.waited
+    wait = outlook.patience * (1 / rates[trial] + CHANGE) * rates[best] - outlook.waited
     due = differs & (wait <= 0)
     quiet = jnp.ceil(jnp.where(differs, jnp.minimum(wait, MOST_PATIENCE), MOST_PATIENCE))
     held = jnp.where(best == outlook.best, outlook.held, 0)

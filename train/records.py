@@ -88,7 +88,8 @@ def parse(line: bytes) -> Content:
     except ValueError as error:
         raise InputError(f"not valid JSON ({error})") from error
     require(isinstance(record, dict), "expected a JSON object")
-    require(_is_text(record), "not text (half of a surrogate pair)")
+    # JSON can name halves of characters, by an escape only.
+    require(b"\\u" not in line or _is_text(record), "not text (half of a surrogate pair)")
     if "prompt_ids" in record or "token_ids" in record:
         if record.get("finish_reason") == "error":
             return Unanswered()
@@ -114,7 +115,7 @@ def parse(line: bytes) -> Content:
 
 
 def _is_text(record: dict[str, Any]) -> bool:
-    """Whether its strings are characters: JSON can name halves of them."""
+    """Whether its strings are characters."""
     try:
         json.dumps(record, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
