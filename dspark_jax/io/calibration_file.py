@@ -73,29 +73,33 @@ def load(path: Path) -> Calibration:
     """Reads what `Calibration.save` wrote; anything else is an `InputError`."""
     values = files.read_json(path)
     try:
+        size = files.typed(values["block_size"], int)
         return Calibration(
-            target=str(values["target"]),
-            draft=str(values["draft"]),
-            block_size=int(values["block_size"]),
-            entries=tuple(_entry(e, int(values["block_size"])) for e in values["entries"]),
+            target=files.typed(values["target"], str),
+            draft=files.typed(values["draft"], str),
+            block_size=size,
+            entries=tuple(_entry(e, size) for e in values["entries"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{path}: not a calibration ({files.fault(error)})") from error
 
 
 def _entry(values: dict[str, Any], size: int) -> Entry:
     numbers = {
-        name: tuple(float(x) for x in values[name])
+        name: tuple(files.typed(x, float) for x in values[name])
         for name in ("temperatures", "ece_before", "ece_after")
     }
     right = all(len(x) == size for x in numbers.values())
     if not (right and all(0 < t < math.inf for t in numbers["temperatures"])):
         raise ValueError(f"expected {size} numbers above 0")
+    temperature = files.typed(values["temperature"], float)
+    if not 0 <= temperature < math.inf:
+        raise ValueError("expected a temperature of 0 or more")
     return Entry(
-        temperature=float(values["temperature"]),
-        top_k=int(values["top_k"]),
-        top_p=float(values["top_p"]),
-        min_p=float(values["min_p"]),
-        rounds=int(values["rounds"]),
+        temperature=temperature,
+        top_k=files.typed(values["top_k"], int),
+        top_p=files.typed(values["top_p"], float),
+        min_p=files.typed(values["min_p"], float),
+        rounds=files.typed(values["rounds"], int),
         **numbers,
     )

@@ -57,9 +57,12 @@ def load(path: Path) -> CostFile:
     """Reads what `CostFile.save` wrote; anything else is an `InputError`."""
     values = files.read_json(path)
     try:
-        seconds = {
-            Plan(int(e["drafts"]), int(e["capacity"])): float(e["seconds"]) for e in values["table"]
-        }
+        seconds: dict[Plan, float] = {}
+        for entry in values["table"]:
+            plan = Plan(*(files.typed(entry[name], int) for name in ("drafts", "capacity")))
+            if plan in seconds:
+                raise ValueError(f"{plan.drafts} drafts in {plan.capacity} tokens are there twice")
+            seconds[plan] = files.typed(entry["seconds"], float)
         if not seconds or not all(0 < s < math.inf for s in seconds.values()):
             raise ValueError("expected seconds above 0")
         names = {f.name: str for f in dataclasses.fields(CostFile)} | dict.fromkeys(
@@ -67,7 +70,7 @@ def load(path: Path) -> CostFile:
         )
         names["greedy"] = bool
         del names["table"]
-        fields = {name: kind(values[name]) for name, kind in names.items()}
+        fields = {name: files.typed(values[name], kind) for name, kind in names.items()}
         return CostFile(**fields, table=CostTable(fields["slots"], seconds))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{path}: not a cost table ({files.fault(error)})") from error

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dspark_jax.config import InputError, require
 from dspark_jax.io import gguf
@@ -24,6 +24,23 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # too long a number, too many brackets
         raise InputError(f"{path}: not valid JSON ({error})") from error
     require(isinstance(value, dict), f"{path}: expected a JSON object")
+    return value
+
+
+Kind = TypeVar("Kind", int, float, str, bool)
+
+
+def typed(value: Any, kind: type[Kind]) -> Kind:
+    """A value of JSON of that kind; a whole number will do for a float, a truth for no number.
+
+    Raises:
+      TypeError: it is of another.
+      OverflowError: a whole number that no float reaches.
+    """
+    if type(value) is int and kind is float:
+        return kind(value)
+    if type(value) is not kind:
+        raise TypeError(f"expected {kind.__name__}, not {value!r:.40}")
     return value
 
 

@@ -71,10 +71,36 @@ def test_temperatures_that_cannot_be(made, tmp_path, odd):
 @pytest.mark.parametrize(
     "change",
     [
+        {"temperature": float("nan")},
+        {"temperature": -1.0},
+        {"temperature": 10**400},
+        {"temperatures": "12"},
+        {"temperatures": [True, True]},
+        {"ece_before": [10**400, 0]},
+        {"top_k": float("inf")},
+        {"rounds": "many"},
+    ],
+)
+def test_entries_that_cannot_be(made, tmp_path, change):
+    path = tmp_path / "calibration.json"
+    made.save(path)
+    values = json.loads(path.read_text())
+    values["entries"][0] |= change
+    path.write_text(json.dumps(values))
+    with pytest.raises(InputError, match=r"calibration\.json: not a calibration") as error:
+        calibration_file.load(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
         {"entries": 3},
         {"entries": [{"temperature": 0}]},
         {"block_size": 3},
         {"block_size": None},
+        {"block_size": float("inf")},
+        {"target": 3},
         {"target": None, "draft": None, "entries": None},
     ],
 )

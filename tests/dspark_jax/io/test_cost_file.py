@@ -65,8 +65,16 @@ def row(**change):
         row(seconds=None),
         row(drafts="many"),
         row(capacity=float("inf")),
+        row(seconds=True),
+        row(seconds="1"),
+        row(seconds=10**400),
+        row(drafts=0.9),
+        {"table": 2 * row()["table"]},
         {"slots": None},
+        {"slots": 3.0},
         {"block_size": "x"},
+        {"greedy": "false"},
+        {"device": 5},
     ],
 )
 def test_something_else_is_refused_in_one_line(tmp_path, change):
